@@ -7,7 +7,6 @@ from tests.cluster import SiteCluster
 
 from floodmark.codec.values import encode_value
 from floodmark.model.errors import NamespaceNotFound, NotKeeper, VersionCollected
-from floodmark.partition import META
 from floodmark.partition.families import DATA, LOG_TRIMMED
 from floodmark.partition.layout import load_version
 from floodmark.partition.membership import BEAT_MS
@@ -102,12 +101,17 @@ def test_a_node_that_keeps_no_more_collects_nothing(nodes: SiteCluster) -> None:
     users.put(b"ada", b"2")
     nodes.cluster.time.advance(BEAT_MS)
     stored = versions_of(nodes)
-    row = (META, b"never written", None)
+    first, second = nodes.cluster.nodes
     with pytest.raises(NotKeeper):
-        nodes.hosts[1].node.storage.remove([row], site_wide=True)
-    assert nodes.cluster.nodes[1].take_keeper()
+        nodes.hosts[1].garbage.run()
+    begun = first.engine.keeper_guards()
+    assert second.take_keeper()
     with pytest.raises(NotKeeper):
         nodes.sites[0].collect_garbage()
+    # A run that goes on when the node has got the lease back.
+    assert first.take_keeper()
+    with pytest.raises(NotKeeper):
+        first.node.storage.remove([(DATA, b"any", None)], begun)
     assert versions_of(nodes) == stored
 
 

@@ -3,14 +3,16 @@
 Of several nodes the keeper collects, over the records of all.  Nothing has to happen in an owner's turn: at
 or below the site's resolved version no owner writes, neither a commit nor a correction, so only the keeper
 changes rows there, and the keeper's key guards each of its writes.  The collected version is stored before
-the first row goes, and readers at every node look at it after they have read.
+the first row goes, and readers at every node look at it after they have read.  A run has the guard of the
+lease under which it began: one that goes on when the node has lost the lease and got it back writes nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from threading import Lock
 
+from floodmark.engine import Guard
 from floodmark.host.catalog import NamespaceRow
 from floodmark.host.parts import SiteParts
 from floodmark.host.statistics import GarbageReport
@@ -33,8 +35,9 @@ class GarbageCollection:
     def run(self, pause: Callable[[], bool] = lambda: True) -> GarbageReport:
         """Collect in all namespaces.  `pause` is called between pages and ends the run if False."""
         with self._lock:
+            guards = self._node.storage.keeper_guards()
             self._tell_expiries(pause)
-            rows, safe_points = self._raise_safe_points()
+            rows, safe_points = self._raise_safe_points(guards)
             read = removed = keys = namespaces = 0
             damage: Corruption | None = None
             for row in rows:
@@ -50,10 +53,10 @@ class GarbageCollection:
                     settled = self._settled_version(row)
                     told_through = self._node.expiries.told_through
                     collected = self._node.retention.collect(
-                        row.id, pause, settled, told_through=told_through
+                        row.id, pause, settled, told_through=told_through, guards=guards
                     )
                     if row.merge != LAST_WRITE:
-                        prune_namespace(self._node, row.id, settled, pause)
+                        prune_namespace(self._node, row.id, settled, pause, guards)
                 except Corruption as error:
                     # One damaged record must not let the others, and the logs, grow without end.
                     damage = damage or error
@@ -99,7 +102,7 @@ class GarbageCollection:
         settled = self._site.links.settled_version(row.id, members, sources) if members else VERSION_MAX
         return min(settled, self._site.epochs.oldest_version(row.id))
 
-    def _raise_safe_points(self) -> tuple[list[NamespaceRow], dict[int, Version]]:
+    def _raise_safe_points(self, guards: Sequence[Guard]) -> tuple[list[NamespaceRow], dict[int, Version]]:
         resolved = self._node.resolved_version()
         with self._node.storage.settled(), self._site.safe_points.lock:
             # Looked up in the turn: a namespace made a moment earlier has a say in what is trimmed.
@@ -112,7 +115,8 @@ class GarbageCollection:
                     namespace: safe_point
                     for namespace, safe_point in safe_points.items()
                     if safe_point > created[namespace]
-                }
+                },
+                guards,
             )
         return rows, safe_points
 

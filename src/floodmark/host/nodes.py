@@ -446,10 +446,11 @@ class NodeHost(Host):
 
     def _make_host(self) -> EmbeddedHost:
         node, engine = self.shared.node, self.shared.engine
+        self._kept_as = engine.keeper
         node.resolve_site = self.site_versions.resolved_version
         host = self._build(
             node,
-            keeps=self.shared.is_keeper,
+            keeps=self._kept_as is not None,
             router=self.router,
             nodes=OtherNodes(self.shared, self._peers, self.site_versions),
             make_versions=lambda parts: NodeVersions(parts, self.site_versions, self.ask_others),
@@ -482,7 +483,8 @@ class NodeHost(Host):
     def _renew(self) -> None:
         """Replace the host if its incarnation is over, or this node begins or ceases to keep the site."""
         before = self._host
-        if before.node is self.shared.node and before.keeps == self.shared.is_keeper:
+        # By the term: the lease may have been lost and got back since.
+        if before.node is self.shared.node and self._kept_as == self.shared.engine.keeper:
             return
         host = self._make_host()
         host.safe_points.adopt(before.safe_points)

@@ -8,11 +8,11 @@ Only versions that are resolved for the whole site are rewritten: a recovery may
 written, and a partition's owner writes only above them.  The same write raises the collected horizon.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from floodmark.codec.ordered import RAW, VERSION_BYTES, decode_version, encode_namespace
 from floodmark.codec.values import HAS_STAMPS
-from floodmark.engine import Engine, Row, WriteRow
+from floodmark.engine import Engine, Guard, Row, WriteRow
 from floodmark.merge.parts import Pruned, prune_record
 from floodmark.model.errors import Corruption
 from floodmark.model.limits import PAGE_BYTES_MAX, PAGE_ROWS_MAX
@@ -23,7 +23,13 @@ from floodmark.partition.node import Node
 from floodmark.partition.read.records import behind_versions, require_sound
 
 
-def prune_namespace(node: Node, namespace: int, settled: Version, pause: Callable[[], bool]) -> int:
+def prune_namespace(
+    node: Node,
+    namespace: int,
+    settled: Version,
+    pause: Callable[[], bool],
+    guards: Sequence[Guard] = (),
+) -> int:
     """Prune the records of a namespace of deletions at or below `settled`; the number of records.
 
     Deletions above the collected version stay, for readers that catch up by a scan.  `pause` is called
@@ -42,7 +48,7 @@ def prune_namespace(node: Node, namespace: int, settled: Version, pause: Callabl
         if less:
             rows: list[WriteRow] = [(DATA, engine_key, record.stored) for engine_key, record in less.items()]
             horizon = max(record.newest for record in less.values())
-            node.storage.remove([node.retention.raise_horizon(namespace, horizon), *rows], site_wide=True)
+            node.storage.remove([node.retention.raise_horizon(namespace, horizon), *rows], guards)
             pruned += len(less)
         if not pause():
             break

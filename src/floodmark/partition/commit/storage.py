@@ -145,13 +145,11 @@ class Storage:
         with self._stopping():
             self.engine.write(rows, guards)
 
-    def remove(self, rows: Sequence[WriteRow], *, site_wide: bool = False) -> None:
+    def remove(self, rows: Sequence[WriteRow], guards: Sequence[Guard] = ()) -> None:
         """Write rows that a crash may undo, such as the removal of garbage.
 
         They are cut into batches that the engine takes: any number of the first rows must be harmless alone.
-        `site_wide` rows may be of partitions of other nodes: only the keeper writes them.
         """
-        guards = self.keeper_guards() if site_wide else ()
         limits = self.engine.limits
         batch: list[WriteRow] = []
         size = 0

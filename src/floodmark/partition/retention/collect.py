@@ -8,12 +8,12 @@ Of a dead key the older versions go first and the tombstone last: a crash in bet
 deleted, never risen.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from floodmark.codec.ordered import VERSION_BYTES, decode_version
-from floodmark.engine import WriteRow
+from floodmark.engine import Guard, WriteRow
 from floodmark.model.limits import PAGE_BYTES_MAX, PAGE_ROWS_MAX
 from floodmark.model.ranges import after
 from floodmark.model.version import Version, physical_ms
@@ -48,6 +48,7 @@ class Collector:
         horizon: Version,
         told_through: int,
         pause: Callable[[], bool],
+        guards: Sequence[Guard],
     ) -> None:
         self._storage = storage
         self._namespace = namespace
@@ -57,6 +58,7 @@ class Collector:
         # A record that expires later is still to be told of (`expiring.py`).
         self._judged_ms = min(physical_ms(safe_point), told_through * 1000)
         self._pause = pause
+        self._guards = guards
         self._prefix = b""
         self._found_newest = False
         self._dead: bytes | None = None
@@ -117,7 +119,7 @@ class Collector:
             rows.append((META, HORIZON + self._namespace, self.horizon.to_bytes(8, "big")))
         rows += ((DATA, engine_key, None) for engine_key in self._doomed)
         if rows:
-            self._storage.remove(rows, site_wide=True)
+            self._storage.remove(rows, self._guards)
         self._removed += len(self._doomed)
         self._stored_horizon = self.horizon
         self._doomed = []

@@ -1,11 +1,11 @@
 """How far back the history of a node reaches: collected versions of namespaces, and trimmed logs."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from floodmark.codec.changelog import encode_log_range
 from floodmark.codec.ordered import RAW, encode_namespace
-from floodmark.engine import Engine, WriteRow
+from floodmark.engine import Engine, Guard, WriteRow
 from floodmark.model.ranges import prefix_end
 from floodmark.model.version import VERSION_MAX, Version
 from floodmark.partition.commit.storage import Storage
@@ -84,7 +84,7 @@ class Retention:
         """Changes at or below this are no longer in the logs."""
         return load_version(self._engine, LOG_TRIMMED) if self.is_shared else self._trimmed
 
-    def declare_collected(self, safe_points: Mapping[int, Version]) -> None:
+    def declare_collected(self, safe_points: Mapping[int, Version], guards: Sequence[Guard] = ()) -> None:
         """Declare that namespaces can no longer be read below some versions.  The caller holds the turn."""
         raised = {
             encode_namespace(namespace): safe_point
@@ -92,13 +92,18 @@ class Retention:
             if safe_point > self.collected_version(namespace)
         }
         if raised:
-            self._storage.store(
-                [store_version(COLLECTED + namespace, version) for namespace, version in raised.items()]
-            )
+            rows = [store_version(COLLECTED + namespace, version) for namespace, version in raised.items()]
+            self._storage.store_guarded(rows, guards)
             self.collected.update(raised)
 
     def collect(
-        self, namespace: int, pause: Callable[[], bool], settled: Version = SETTLED, *, told_through: int
+        self,
+        namespace: int,
+        pause: Callable[[], bool],
+        settled: Version = SETTLED,
+        *,
+        told_through: int,
+        guards: Sequence[Guard] = (),
     ) -> Collected:
         """Remove the rows that no reader at or above the namespace's collected version can see.
 
@@ -114,6 +119,7 @@ class Retention:
             horizon=self.collected_horizon(namespace),
             told_through=told_through,
             pause=pause,
+            guards=guards,
         )
         return collector.run(*_namespace_bounds(encoded))
 
