@@ -4,7 +4,7 @@ A split, a merge or a move seals logs at a version and opens new ones that name 
 logs are never rewritten; they go when garbage collection has passed the version of their seal.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Final, TypeVar
 
@@ -164,6 +164,19 @@ def load_metadata(engine: Engine, prefix: bytes, kind: type[Stored]) -> Iterator
             raise Corruption(
                 f"the metadata row {key!r} is damaged: {error}. Restore the site from a backup"
             ) from error
+
+
+def decode_layout(written: Iterable[WriteRow]) -> tuple[dict[int, PartitionRow | None], dict[int, LogRow]]:
+    """The partitions and logs among written rows, by id; None for a partition that was removed."""
+    partitions: dict[int, PartitionRow | None] = {}
+    logs: dict[int, LogRow] = {}
+    for family, key, value in written:
+        if family == META and key.startswith(PARTITIONS):
+            identity = int.from_bytes(key[len(PARTITIONS) :], "big")
+            partitions[identity] = None if value is None else msgspec.json.decode(value, type=PartitionRow)
+        elif family == META and key.startswith(LOGS) and value is not None:
+            logs[int.from_bytes(key[len(LOGS) :], "big")] = msgspec.json.decode(value, type=LogRow)
+    return partitions, logs
 
 
 def _key(prefix: bytes, identity: int) -> bytes:

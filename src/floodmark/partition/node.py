@@ -2,9 +2,10 @@
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Final
 
 from floodmark.clock import HybridClock
@@ -36,6 +37,7 @@ from floodmark.partition.holds import Holds
 from floodmark.partition.layout import (
     LogRow,
     PartitionRow,
+    decode_layout,
     id_step,
     load_logs,
     load_next_id,
@@ -179,10 +181,22 @@ class Node:
 
     def load(self) -> None:
         """Load the map from the engine.  Partitions that are no longer in it retire."""
-        stored = load_partitions(self.engine)
+        self._show(load_partitions(self.engine), load_logs(self.engine))
+
+    def _load_written(self, written: Iterable[WriteRow]) -> None:
+        """Load only those rows of the map and the logs that this node has just written."""
+        partitions, logs = decode_layout(written)
+        rows = [row for row in self.rows if row.id not in partitions]
+        rows += [row for row in partitions.values() if row is not None]
+        rows.sort(key=attrgetter("start"))
+        present = {log.id: log for log in self.logs} | logs
+        self._show(rows, sorted(present.values(), key=attrgetter("id")))
+
+    def _show(self, stored: Sequence[PartitionRow], logs: Sequence[LogRow]) -> None:
+        """Serve the partitions of a map."""
         serving = {partition.id: partition for partition in self.map.partitions}
         partitions = [serving.pop(row.id) if row.id in serving else self._serve(row) for row in stored]
-        self.logs = load_logs(self.engine)
+        self.logs = logs
         self.rows = stored
         if self.number:
             _share(self, stored, partitions, self.logs)
@@ -296,21 +310,25 @@ class Node:
         logs = {log.id: log for log in self.logs}
         parents = [partition.log_id for partition in olds]
 
+        rows: list[WriteRow] = []
+
         def build(version: Version) -> list[WriteRow]:
-            rows: list[WriteRow] = [store_next_id(self.number, ids.stop)]
+            rows.append(store_next_id(self.number, ids.stop))
             for old in olds:
                 rows.append(remove_partition(old.id))
                 rows.append(store_log(_sealed(logs[old.log_id], version)))
                 last = self.heartbeats.end_log(logs[old.log_id], old, version)
                 rows.append((LOG, encode_log_key(old.log_id, version), encode_heartbeat(last)))
             for partition_id, keys in zip(ids, ranges, strict=True):
-                rows += open_partition(partition_id, partition_id + step, keys, version, parents, node=number)
+                rows.extend(
+                    open_partition(partition_id, partition_id + step, keys, version, parents, node=number)
+                )
             return rows
 
         self.committer.sync_in_turn()
         self.committer.store_in_turn(build)
         try:
-            self.load()
+            self._load_written(rows)
         except BaseException as error:
             self.storage.stop()
             if isinstance(error, FloodmarkError):
