@@ -40,7 +40,7 @@ def main() -> None:
             processor.append(process_time() - began_processor)
     wall_ms, processor_ms = (1_000 * statistics.median(each) for each in (walls, processor))
     sys.stdout.write(
-        f"a split at {options.partitions:,} partitions: {wall_ms:.2f} ms, of processor {processor_ms:.2f} ms\n"
+        f"a split at {options.partitions:,} partitions: {wall_ms:.2f} ms, processor {processor_ms:.2f} ms\n"
     )
 
 

@@ -3,8 +3,7 @@
 Of several nodes the keeper collects, over the records of all.  Nothing has to happen in an owner's turn: at
 or below the site's resolved version no owner writes, neither a commit nor a correction, so only the keeper
 changes rows there, and the keeper's key guards each of its writes.  The collected version is stored before
-the first row goes, and readers at every node look at it after they have read.  A run has the guard of the
-lease under which it began: one that goes on when the node has lost the lease and got it back writes nothing.
+the first row goes, and readers at every node look at it after they have read.
 """
 
 from collections.abc import Callable, Sequence

@@ -308,6 +308,8 @@ class SharedNode:
         node.storage.keeper_guards = engine.keeper_guards
         node.storage.entrance.catch_up = partial(_catch_up, node, engine)
         self.engine, self.membership, self.clock, self.node = engine, membership, clock, node
+        # Whether this incarnation has held the keeper's lease.
+        self._has_kept = False
         self._written = 0
         self._on_start(self)
         self._is_up = True
@@ -354,9 +356,13 @@ class SharedNode:
                 self._keep()
         except NodeFenced:
             _log.warning("node %d was fenced and starts again", self.number)
-            self._is_up = False
-            retire(self.node, self.engine.fenced())
-            self.start()
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Replace the present incarnation by another."""
+        self._is_up = False
+        retire(self.node, self.engine.fenced())
+        self.start()
 
     def _stopped(self) -> set[int]:
         """The nodes that have left partitions or the keeper's lease, and removed their beats."""
@@ -399,6 +405,9 @@ class SharedNode:
         return self._take_keeper(load_keeper(self._shared))
 
     def _take_keeper(self, holder: Keeper | None) -> bool:
+        if self._has_kept:
+            # Another fence: what this node began when it kept before must not go on under the new lease.
+            self._begin_anew()
         term = 0 if holder is None else holder.term + 1
         keeper = Keeper(self.number, self.engine.incarnation, term)
         self.engine.keeper = None
@@ -409,6 +418,7 @@ class SharedNode:
         with self.node.storage.exclusive():
             self.engine.reload_catalog()
         self.engine.keeper = keeper
+        self._has_kept = True
         return True
 
     def _keep(self) -> None:

@@ -334,6 +334,8 @@ class NodesWorld:
 
     def _follow(self, member: Member) -> None:
         """Read the changes up to the resolved version of the site: the minimum over all partitions."""
+        if not member.lives:
+            return
         since, resolved = self._position, list[Version]()
 
         def ask(owner: Member) -> None:
@@ -410,7 +412,7 @@ class NodesWorld:
                 self.record.names.add(number)
 
     def _give_keeper(self, member: Member) -> None:
-        if member.shared is not None:
+        if member.shared is not None and not member.shared.is_keeper:
             member.shared.take_keeper()
 
     def _crash(self, member: Member) -> None:
