@@ -6,6 +6,7 @@ logs are never rewritten; they go when garbage collection has passed the version
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
+from operator import attrgetter
 from typing import Final, TypeVar
 
 import msgspec
@@ -166,17 +167,23 @@ def load_metadata(engine: Engine, prefix: bytes, kind: type[Stored]) -> Iterator
             ) from error
 
 
-def decode_layout(written: Iterable[WriteRow]) -> tuple[dict[int, PartitionRow | None], dict[int, LogRow]]:
-    """The partitions and logs among written rows, by id; None for a partition that was removed."""
-    partitions: dict[int, PartitionRow | None] = {}
-    logs: dict[int, LogRow] = {}
+def update_layout(
+    rows: Iterable[PartitionRow], logs: Iterable[LogRow], written: Iterable[WriteRow]
+) -> tuple[list[PartitionRow], list[LogRow]]:
+    """The map and the logs after a write of this node, without loading what it has left as it was."""
+    partitions, present = {row.id: row for row in rows}, {log.id: log for log in logs}
     for family, key, value in written:
         if family == META and key.startswith(PARTITIONS):
-            identity = int.from_bytes(key[len(PARTITIONS) :], "big")
-            partitions[identity] = None if value is None else msgspec.json.decode(value, type=PartitionRow)
+            partitions.pop(int.from_bytes(key[len(PARTITIONS) :], "big"), None)
+            if value is not None:
+                row = msgspec.json.decode(value, type=PartitionRow)
+                partitions[row.id] = row
         elif family == META and key.startswith(LOGS) and value is not None:
-            logs[int.from_bytes(key[len(LOGS) :], "big")] = msgspec.json.decode(value, type=LogRow)
-    return partitions, logs
+            log = msgspec.json.decode(value, type=LogRow)
+            present[log.id] = log
+    return sorted(partitions.values(), key=attrgetter("start")), sorted(
+        present.values(), key=attrgetter("id")
+    )
 
 
 def _key(prefix: bytes, identity: int) -> bytes:

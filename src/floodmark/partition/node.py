@@ -2,10 +2,9 @@
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Final
 
 from floodmark.clock import HybridClock
@@ -37,7 +36,6 @@ from floodmark.partition.holds import Holds
 from floodmark.partition.layout import (
     LogRow,
     PartitionRow,
-    decode_layout,
     id_step,
     load_logs,
     load_next_id,
@@ -49,6 +47,7 @@ from floodmark.partition.layout import (
     store_log,
     store_next_id,
     store_version,
+    update_layout,
 )
 from floodmark.partition.partition import LocalPartition, observe_version
 from floodmark.partition.prepared.writes import conflict, remove_rows
@@ -182,15 +181,6 @@ class Node:
     def load(self) -> None:
         """Load the map from the engine.  Partitions that are no longer in it retire."""
         self._show(load_partitions(self.engine), load_logs(self.engine))
-
-    def _load_written(self, written: Iterable[WriteRow]) -> None:
-        """Load only those rows of the map and the logs that this node has just written."""
-        partitions, logs = decode_layout(written)
-        rows = [row for row in self.rows if row.id not in partitions]
-        rows += [row for row in partitions.values() if row is not None]
-        rows.sort(key=attrgetter("start"))
-        present = {log.id: log for log in self.logs} | logs
-        self._show(rows, sorted(present.values(), key=attrgetter("id")))
 
     def _show(self, stored: Sequence[PartitionRow], logs: Sequence[LogRow]) -> None:
         """Serve the partitions of a map."""
@@ -328,7 +318,7 @@ class Node:
         self.committer.sync_in_turn()
         self.committer.store_in_turn(build)
         try:
-            self._load_written(rows)
+            self._show(*update_layout(self.rows, self.logs, rows))
         except BaseException as error:
             self.storage.stop()
             if isinstance(error, FloodmarkError):
