@@ -196,8 +196,9 @@ class Links:
         no longer write here.
         """
         _check_step(step)
-        # The watermark lies above all changes that it covers, at whichever node they were applied.
-        self._fresh_version()
+        if self._node.number:
+            # The watermark lies above all changes that it covers, at whichever node they were applied.
+            self._fresh_version()
         with self._storage.settled():
             now_ms = self._node.clock.time_source()
             rows: dict[LinkId, LinkRow] = {}
