@@ -46,12 +46,15 @@ class Clients:
             b"%02d-%d" % (writer, key) for writer in range(writers) for key in range(KEYS_PER_WRITER)
         ]
         self.followed: list[list[tuple[int, bytes, int]]] = [[] for _ in range(followers)]
-        work = [(self._write, number) for number in range(writers)]
-        work += [(self._read, number) for number in range(readers)]
-        work += [(self._follow, number) for number in range(followers)]
-        self._threads = [Thread(target=self._run, args=each, daemon=True) for each in work]
-        for thread in self._threads:
-            thread.start()
+        callers = [(self._write, number) for number in range(writers)]
+        callers += [(self._read, number) for number in range(readers)]
+        self._callers = [self._start(*each) for each in callers]
+        self._followers = [self._start(self._follow, number) for number in range(followers)]
+
+    def _start(self, work: Callable[[floodmark.Site, int], None], number: int) -> Thread:
+        thread = Thread(target=self._run, args=(work, number), daemon=True)
+        thread.start()
+        return thread
 
     def _run(self, work: Callable[[floodmark.Site, int], None], number: int) -> None:
         try:
@@ -109,21 +112,30 @@ class Clients:
 
     def finish(self, site: floodmark.Site) -> None:
         """End all clients and check what they were told."""
-        self._stopping.set()
-        self._ending.set()
-        for thread in self._threads:
-            thread.join(HANG_SECONDS)
-            assert not thread.is_alive(), f"a client is stuck; {self.told.problems}"
+        # Followers end at the last version that a writer was told.
+        for ended, threads in ((self._stopping, self._callers), (self._ending, self._followers)):
+            ended.set()
+            for thread in threads:
+                thread.join(HANG_SECONDS)
+                assert not thread.is_alive(), f"a client is stuck; {self.told.problems}"
         assert not self.told.problems, "\n".join(self.told.problems[:20])
         counts = site.namespace(NAMESPACE)
         for key, value in self.told.acknowledged.items():
             found = int(counts.get(key) or b"0")
             assert value <= found <= self.told.attempted[key], f"{key!r} holds {found}, not {value}"
         written = {(version, key, value) for (key, value), version in self.told.versions.items()}
-        for seen in self.followed:
-            assert [each[:2] for each in seen] == sorted({each[:2] for each in seen}), "a feed went back"
+        read = _changes_of(site)
+        for name, seen in [("log", read), *(("feed", each) for each in self.followed)]:
+            assert [each[:2] for each in seen] == sorted({each[:2] for each in seen}), f"a {name} went back"
             missed = written - set(seen)
-            assert not missed, f"a feed has skipped {len(missed)} changes, such as {min(missed)}"
+            assert not missed, f"a {name} has skipped {len(missed)} changes, such as {min(missed)}"
+            assert set(seen) <= set(read), f"a {name} has shown what the log does not hold"
+
+
+def _changes_of(site: floodmark.Site) -> list[tuple[int, bytes, int]]:
+    """Versions, keys and values of all changes."""
+    changes = site.changes(NAMESPACE, since="beginning")
+    return [(each.version, each.key, int(each.value or b"0")) for each in changes]
 
 
 def suspend(node: NodeProcess, seconds: float) -> None:

@@ -10,6 +10,7 @@ from tests.contracts.site.contract import SiteContract
 from tests.postgres import CuttingProxy, PostgresServer
 
 import floodmark
+from floodmark.engine import MemoryEngine
 from floodmark.engine.postgres import PostgresEngine
 from floodmark.model.errors import (
     FloodmarkError,
@@ -23,6 +24,7 @@ from floodmark.model.format import FORMAT
 from floodmark.partition import FAMILIES, META
 from floodmark.partition.families import STORED_FORMAT
 from floodmark.site import Site
+from floodmark.site.nodes import open_node
 from floodmark.testing.clock import SimulatedTime
 
 _names = count()
@@ -48,6 +50,9 @@ class TestSiteInPostgres(SiteContract):
         return floodmark.open(
             self.postgres.url, site=SITE, site_id=SITE_ID, background=False, time_source=time
         )
+
+    def open_model(self, time: SimulatedTime) -> Site:
+        return open_node(MemoryEngine(FAMILIES), site=SITE, site_id=SITE_ID, node=1, time_source=time)
 
 
 def test_a_site_in_a_database_is_there_when_it_is_opened_again(postgres: PostgresServer, name: str) -> None:

@@ -49,6 +49,10 @@ class SiteContractBase:
         """The same on an engine that the test has prepared."""
         pytest.skip("the engine of this site cannot be chosen")
 
+    def open_model(self, time: SimulatedTime) -> Site:
+        """A site of this process that gives the same versions and ids, to compare outcomes with."""
+        return open_in_memory(time)
+
     @pytest.fixture
     def time(self) -> SimulatedTime:
         """The time of the site."""

@@ -13,7 +13,7 @@ from threading import Event
 from typing import Final, TypeAlias
 
 import pytest
-from tests.contracts.site.base import START_MS, SiteContractBase, open_in_memory, outcome_of, state_after
+from tests.contracts.site.base import START_MS, SiteContractBase, outcome_of, state_after
 from tests.waiting import run_threads, wait_until
 
 from floodmark.model.change import Change
@@ -229,7 +229,7 @@ class HistoryContract(SiteContractBase):
         self, site: Site, time: SimulatedTime, seed: int
     ) -> None:
         model_time = SimulatedTime(START_MS)
-        with open_in_memory(model_time) as model:
+        with self.open_model(model_time) as model:
             history = History(seed)
             for name in NAMES:
                 for each in (site, model):

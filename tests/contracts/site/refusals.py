@@ -16,7 +16,6 @@ from tests.contracts.site.base import (
     START_MS,
     Refused,
     SiteContractBase,
-    open_in_memory,
     outcome_of,
 )
 
@@ -358,7 +357,7 @@ class RefusalContract(SiteContractBase):
         self, site: Site, time: SimulatedTime, what: str
     ) -> None:
         stage, model_time = Stage(site, time), SimulatedTime(START_MS)
-        with open_in_memory(model_time) as model_site:
+        with self.open_model(model_time) as model_site:
             model = Stage(model_site, model_time)
             before = stage.fingerprint()
             assert before == model.fingerprint()
