@@ -2,12 +2,15 @@
 
 import asyncio
 import json
+import resource
 import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from threading import current_thread
 from typing import Any
 
 import pytest
@@ -21,12 +24,14 @@ from tests.server.support_resp import resp_client, serving_resp
 from tests.waiting import HANG_SECONDS, wait_until
 
 import floodmark
+from floodmark.engine import MemoryEngine, Row
 from floodmark.model.access import Role
 from floodmark.model.errors import CannotOpen, InvalidConfiguration
 from floodmark.model.limits import NEWCOMERS_MAX
+from floodmark.partition.families import FAMILIES
 from floodmark.server import Server, ServerOptions, serve
 from floodmark.server.resp.page import MARK, render_page
-from floodmark.site import Site
+from floodmark.site import Site, open_engine
 from floodmark.wire.resp import encode_request
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "resp.md"
@@ -161,6 +166,59 @@ def test_prefix_names_the_namespace(tmp_path: Path) -> None:
         assert site.namespace("records").get(b"c") == b'{"f":"v"}'
 
 
+def test_scan_and_size_with_prefixes_cover_the_namespaces_of_the_caller(tmp_path: Path) -> None:
+    access = write_roles(tmp_path / "access.toml", "users")
+    with serving_resp(access=access, resp_prefix=True, resp_namespace=None) as (site, server):
+        for name in ("a", "b", "c"):
+            site.namespace("users").put(name.encode(), b"1")
+        site.namespace("counts").add(b"a", 1)
+        with resp_client(server, password=token_of(Role.READ, "users")) as client:
+            assert [*client.scan_iter(count=2)] == [b"users:a", b"users:b", b"users:c"]
+            assert [*client.scan_iter(match="users:b*")] == [b"users:b"]
+            assert [*client.scan_iter(match="counts:*")] == []
+            assert client.dbsize() == 3
+            assert client.execute_command("FM.GET", "users:a", "AT", site.resolved_version()) == b"1"
+            assert len(client.xrange("changes:users")) == 3
+            with pytest.raises(redis.ResponseError, match="needs role"):
+                client.xrange("changes:counts")
+        with resp_client(server, password=token_of(Role.ADMIN)) as client:
+            assert [*client.scan_iter()] == [b"counts:a", b"users:a", b"users:b", b"users:c"]
+            assert [*client.scan_iter(match="*:a")] == [b"counts:a", b"users:a"]
+            assert client.dbsize() == 4
+
+
+class RemoteEngine(MemoryEngine):
+    """An engine whose reads go over a network; tells which threads read."""
+
+    limits = replace(MemoryEngine.limits, reads_wait=True)
+
+    def __init__(self) -> None:
+        super().__init__(FAMILIES)
+        self.readers: set[str] = set()
+
+    def ceiling(self, family: str, key: bytes, prefix: bytes = b"") -> Row | None:
+        self.readers.add(current_thread().name)
+        return super().ceiling(family, key, prefix)
+
+
+def test_event_loop_reads_nothing_from_an_engine_behind_a_network() -> None:
+    engine = RemoteEngine()
+    with (
+        serving_resp(open_engine(engine, site="oslo", site_id=7)) as (_, server),
+        resp_client(server) as client,
+    ):
+        client.set("a", "1")
+        with client.pipeline(transaction=False) as pipe:
+            pipe.get("a").mget("a", "b").exists("a").strlen("a").incr("a").get("a")
+            assert pipe.execute() == [b"1", [b"1", None], 1, 1, 2, b"2"]
+        with client.pipeline() as transaction:
+            transaction.watch("a")
+            transaction.multi()
+            assert transaction.get("a").execute() == [b"2"]
+        assert "floodmark-resp" not in engine.readers
+        assert any(name.startswith("floodmark-resp-worker") for name in engine.readers)
+
+
 def test_no_default_namespace_is_an_honest_error() -> None:
     with serving_resp(resp_namespace=None) as (_, server), resp_client(server) as client:
         with pytest.raises(redis.ResponseError, match="SELECT one by its name"):
@@ -289,14 +347,19 @@ def test_client_that_does_not_read_is_cut_off() -> None:
 
 
 def test_thousand_connections_are_served(served: tuple[Site, Server]) -> None:
-    connections = [raw(served[1]) for _ in range(300)]
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Each connection is two files of this process.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], min(before[1], 4_096)), before[1]))
+    connections: list[socket.socket] = []
     try:
+        connections += [raw(served[1]) for _ in range(1_000)]
         for number, connection in enumerate(connections):
             connection.sendall(encode_request([b"SET", b"many%d" % number, b"1"]))
         assert {connection.recv(100) for connection in connections} == {b"+OK\r\n"}
     finally:
         for connection in connections:
             connection.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 # Order

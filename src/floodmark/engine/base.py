@@ -53,6 +53,8 @@ class EngineLimits:
     key_bytes_max: int = 64 * KIB
     # The rows that one `delete_range` may remove; None for any number.
     range_rows_max: int | None = None
+    # Whether a read goes over a network, so that no event loop may do it.
+    reads_wait: bool = False
 
 
 class Engine(Protocol):

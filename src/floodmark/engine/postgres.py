@@ -280,6 +280,7 @@ class PostgresEngine:
         # An entry of an index has at most 2,704 bytes.
         key_bytes_max=2_600,
         range_rows_max=10_000,
+        reads_wait=True,
     )
 
     def __init__(self, url: str, families: Sequence[str], *, site: str, create: bool = True) -> None:

@@ -77,6 +77,7 @@ class RespDoor:
         }
         self._tls = tls
         self._listening = listening
+        self._unflushed: list[Connection] = []
         self._connections: dict[Session, Connection] = {}
         self._numbers = 0
         self._loop = new_event_loop()
@@ -96,9 +97,9 @@ class RespDoor:
         if self._thread.is_alive():
             future = asyncio.run_coroutine_threadsafe(self._stop(timeout_seconds), self._loop)
             future.result(timeout_seconds + FLUSH_SECONDS)
+            self.committing.close()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(timeout_seconds)
-        self.committing.close()
         self._workers.shutdown(wait=False, cancel_futures=True)
 
     def _run(self) -> None:
@@ -164,6 +165,17 @@ class RespDoor:
     def call_later(self, seconds: float, function: Callable[..., object]) -> asyncio.TimerHandle:
         """Run something on the event loop after a time."""
         return self._loop.call_later(seconds, function)
+
+    def flush_later(self, connection: Connection) -> None:
+        """Send the answers of a connection when all others have been read that have something to say."""
+        if not self._unflushed:
+            self._loop.call_soon(self._flush)
+        self._unflushed.append(connection)
+
+    def _flush(self) -> None:
+        connections, self._unflushed = self._unflushed, []
+        for connection in connections:
+            connection.flush()
 
     def count(self, name: str, seconds: float, reply: object) -> None:
         """Count a command that has ended."""

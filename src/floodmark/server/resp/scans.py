@@ -7,7 +7,7 @@ the changes of a commit from 0.  An id stays valid as long as the namespace keep
 import re
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import dropwhile, islice
 from threading import Lock
 from typing import Any, Final, NamedTuple
 
@@ -25,13 +25,20 @@ COUNT_DEFAULT: Final = 10
 HISTORY_MAX: Final = 1_000
 KEYS_COUNTED_MAX: Final = 100_000
 STREAM_PREFIX: Final = b"changes:"
+INVALID_CURSOR: Final = "ERR invalid cursor; begin the scan again with 0"
 INVALID_ID: Final = "ERR Invalid stream ID specified as stream command argument"
 
 
-def _space(session: Session) -> Space:
+def _readable(session: Session) -> list[Space]:
+    """The namespaces that SCAN and DBSIZE see: the selected one, or with prefixes all of the caller."""
+    caller, spaces = session.caller, session.door.spaces
+    assert caller is not None
+    if spaces.by_prefix:
+        return [spaces.find(name) for name in spaces.site.namespaces() if caller.may(Role.READ, name)]
     if session.space is None:
         raise CommandError(NO_SPACE)
-    return session.space
+    caller.require(Role.READ, session.space.name)
+    return [session.space]
 
 
 # Scans
@@ -54,12 +61,12 @@ class Cursors:
                 self._places.popitem(last=False)
             return cursor
 
-    def find(self, cursor: int, namespace: int) -> bytes:
-        """The key that a scan of a namespace goes on at."""
+    def find(self, cursor: int) -> tuple[int, bytes]:
+        """The namespace and the key that a scan goes on at."""
         place = self._places.get(cursor)
-        if place is None or place[0] != namespace:
-            raise CommandError("ERR invalid cursor; begin the scan again with 0")
-        return place[1]
+        if place is None:
+            raise CommandError(INVALID_CURSOR)
+        return place
 
 
 _cursors: Final = Cursors()
@@ -67,7 +74,6 @@ _cursors: Final = Cursors()
 
 @TABLE.slow("SCAN", -2, "differs: keys come in their order; a cursor is forgotten after 10,000 others")
 def scan(session: Session, arguments: Arguments) -> object:
-    space = _space(session)
     cursor = integer(arguments[1], "ERR invalid cursor")
     pattern, count, kind = b"*", COUNT_DEFAULT, b""
     options = iter(arguments[2:])
@@ -86,14 +92,33 @@ def scan(session: Session, arguments: Arguments) -> object:
                 raise CommandError(SYNTAX)
     if count < 1:
         raise CommandError(SYNTAX)
-    namespace = space.namespace
-    start = _cursors.find(cursor, namespace.id) if cursor else b""
     literal = re.split(rb"[*?\[\\]", pattern, maxsplit=1)[0]
-    rows = [key for key, _ in islice(namespace.scan(start, prefix=literal, limit=count), count)]
-    following = _cursors.keep(namespace.id, after(rows[-1])) if len(rows) == count else 0
+    spaces = _readable(session)
+    prefixes = [space.name.encode() + b":" if session.door.spaces.by_prefix else b"" for space in spaces]
+    # Namespaces come one after the other, and only those that the pattern can match.
+    places = [
+        (space, prefix)
+        for space, prefix in zip(spaces, prefixes, strict=True)
+        if prefix.startswith(literal) or literal.startswith(prefix)
+    ]
     wanted = re.compile(translate_pattern(pattern), re.DOTALL).fullmatch
+    namespace_id, start = _cursors.find(cursor) if cursor else (0, b"")
+    if cursor:
+        places = [*dropwhile(lambda place: place[0].namespace.id != namespace_id, places)]
+        if not places:
+            raise CommandError(INVALID_CURSOR)
+    if not places:
+        return [b"0", []]
+    space, prefix = places[0]
+    rows = space.namespace.scan(start, prefix=literal[len(prefix) :], limit=count)
+    keys = [key for key, _ in islice(rows, count)]
+    following = 0
+    if len(keys) == count:
+        following = _cursors.keep(space.namespace.id, after(keys[-1]))
+    elif len(places) > 1:
+        following = _cursors.keep(places[1][0].namespace.id, b"")
     is_wanted = kind in (b"", b"hash" if space.has_fields else b"string")
-    return [b"%d" % following, [key for key in rows if is_wanted and wanted(key)]]
+    return [b"%d" % following, [prefix + key for key in keys if is_wanted and wanted(prefix + key)]]
 
 
 def translate_pattern(pattern: bytes) -> bytes:
@@ -130,9 +155,11 @@ def translate_pattern(pattern: bytes) -> bytes:
     return b"".join(parts)
 
 
-@TABLE.slow("DBSIZE", 1, "differs: counts at most 100,000 keys of the selected namespace")
+@TABLE.slow(
+    "DBSIZE", 1, "differs: counts at most 100,000 keys of the selected namespace, or with prefixes of each"
+)
 def count_keys(session: Session, arguments: Arguments) -> object:
-    return sum(1 for _ in _space(session).namespace.scan(limit=KEYS_COUNTED_MAX))
+    return sum(1 for space in _readable(session) for _ in space.namespace.scan(limit=KEYS_COUNTED_MAX))
 
 
 # The past
@@ -170,6 +197,9 @@ def history(session: Session, arguments: Arguments) -> object:
     "FM.RESOLVED", 1, "ours: the resolved version of the site: all changes at or below it are published"
 )
 def resolved(session: Session, arguments: Arguments) -> object:
+    assert session.caller is not None
+    space = session.space
+    session.caller.require(Role.READ, None if space is None else space.name)
     return session.door.spaces.site.resolved_version()
 
 

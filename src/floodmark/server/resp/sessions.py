@@ -368,7 +368,7 @@ def _run_one(records: Records, command: Command, request: Arguments) -> object:
         return describe(error)
 
 
-@TABLE.session("WATCH", -2, is_quick=True, keys=(1, -1, 1))
+@TABLE.slow("WATCH", -2, is_quick=True, keys=(1, -1, 1))
 def watch(session: Session, arguments: Arguments) -> object:
     if session.queued is not None:
         raise CommandError("ERR WATCH inside MULTI is not allowed")
