@@ -140,6 +140,8 @@ STEPS: dict[str, Callable[[Site], object]] = {
     "prepare": lambda site: _partition(site).prepare("0-7", [_key(MINE)], [stored(b"x")]),
     "commit_prepared": lambda site: _partition(site).commit_prepared("0-7", 1),
     "abort_prepared": lambda site: _partition(site).abort_prepared("0-7"),
+    "settle": lambda site: _partition(site).settle([_key(MINE)], 1),
+    "repair": lambda site: _partition(site).repair([_key(MINE)], [COPIED], [0]),
 }
 
 # Requests that tell nothing, and are for everyone who has a role at all.

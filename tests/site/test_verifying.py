@@ -53,7 +53,7 @@ def test_keys_are_found_and_repaired_where_they_have_moved(
 ) -> None:
     """The partition is split when the keys were given to it, and it has not looked yet."""
     seen = users.put_many(dict.fromkeys(KEYS, b"wrong"))
-    for name, border in (("find_rows", KEYS[5]), ("repair", KEYS[15])):
+    for name, border in (("settle", KEYS[5]), ("repair", KEYS[15])):
         original, splits = getattr(LocalPartition, name), [border]
 
         def late(

@@ -140,7 +140,12 @@ class EmbeddedHost(SiteParts, Host):
         self.node_port: NodePort = OneProcess(self)
         self.retention = LocalRetention(self, self.garbage)
         self.replication = LocalLinks(self, self.membership, self.versions)
-        self.verification = LocalVerification(self, lambda quick: examine(self, quick, disk=disk))
+        self.verification = LocalVerification(
+            self,
+            lambda quick: examine(self, quick, disk=disk),
+            self.router,
+            self.versions.read_version,
+        )
         self.status = LocalStatus(
             self, self.garbage, self.reader, self.background, replication=self.replication.statistics
         )

@@ -1,10 +1,9 @@
 """Single records for comparing sites: looked up with their stamps, and repaired (`divergence/`)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby
 from typing import Final
 
-from floodmark.codec.ordered import decode_version, encode_namespace
+from floodmark.codec.ordered import decode_version, encode_namespace, encode_prefixes
 from floodmark.codec.thin import thin_record
 from floodmark.feed import at_present
 from floodmark.host.examination import CheckResult
@@ -14,27 +13,34 @@ from floodmark.model.errors import (
     FloodmarkError,
     InvalidArgument,
     LimitExceeded,
-    PartitionMoved,
 )
 from floodmark.model.limits import COMMIT_BYTES_MAX, RECORDS_FOUND_MAX
-from floodmark.model.partition import CommitLimits
+from floodmark.model.partition import CommitLimits, Partition
 from floodmark.model.record import FoundRecord, Repair
 from floodmark.model.version import Version
-from floodmark.partition import LocalPartition
 from floodmark.partition.commit.entering import check_key
-from floodmark.partition.read.records import require_sound
-from floodmark.routing import ROUTES_MAX, partly_done
+from floodmark.partition.commit.repairing import find_rows
+from floodmark.partition.read.records import require_kept, require_sound
+from floodmark.routing import Router, partly_done
 
 # What an answer may hold: some dozens of the largest values.
 FOUND_BYTES_MAX: Final = 2 * COMMIT_BYTES_MAX
 
 
 class LocalVerification(LocalPort):
-    """The port to the records of a site of this process, key by key."""
+    """The port to the records of a site, key by key."""
 
-    def __init__(self, site: SiteParts, examine: Callable[[bool], list[CheckResult]]) -> None:
+    def __init__(
+        self,
+        site: SiteParts,
+        examine: Callable[[bool], list[CheckResult]],
+        router: Router,
+        read_version: Callable[[], Version],
+    ) -> None:
         super().__init__(site)
         self.examine = examine
+        self._router = router
+        self._read_version = read_version
 
     def find_records(
         self, namespace: str, keys: list[bytes], at: Version | None, thin: bool
@@ -44,7 +50,7 @@ class LocalVerification(LocalPort):
         if at is not None:
             return self._find_at(row.id, keys, at, thin=thin)
         return at_present(
-            self._node.committer.read_version,
+            self._read_version,
             lambda version: self._find_at(row.id, keys, version, thin=thin),
         )
 
@@ -54,12 +60,17 @@ class LocalVerification(LocalPort):
         prefix = encode_namespace(namespace)
         found: dict[bytes, FoundRecord | None] = {}
         size = 0
-        # Nodes that share an engine all read what does not change any more.
-        resolved = self._node.number > 0 and version <= self._node.resolved_version()
+        is_settled = self._node.number > 0 and version <= self._node.resolved_version()
 
-        def find_some(partition: LocalPartition, some: Sequence[bytes]) -> None:
+        def find_some(owner: Partition, some: Sequence[bytes]) -> None:
             nonlocal size
-            for key, stored in zip(some, partition.find_rows(some, version, resolved=resolved), strict=True):
+            if not is_settled:
+                owner.settle(some, version)
+            # Nodes that share an engine all read what does not change any more.
+            rows = find_rows(self._node.engine, encode_prefixes(some), version)
+            # Garbage collection may have passed in between.
+            require_kept(version, self._node.retention.collected.get(prefix, 0))
+            for key, stored in zip(some, rows, strict=True):
                 record = None if stored is None else _found(*stored, thin=thin)
                 found[key] = record
                 size += 0 if record is None else len(record.stored)
@@ -69,7 +80,7 @@ class LocalVerification(LocalPort):
                         "for fewer at a time"
                     )
 
-        self._each_partition([prefix + key for key in keys], find_some)
+        self._router.each([prefix + key for key in keys], find_some)
         return [found[prefix + key] for key in keys]
 
     def repair_records(self, namespace: str, repairs: list[Repair]) -> list[bool]:
@@ -80,39 +91,18 @@ class LocalVerification(LocalPort):
         wanted = {prefix + repair.key: repair for repair in repairs}
         if len(wanted) < len(repairs):
             raise InvalidArgument("a key stands twice among the repairs; repair it once")
-        seen = {key: repair.seen for key, repair in wanted.items()}
         stored: set[bytes] = set()
 
-        def repair_some(partition: LocalPartition, some: Sequence[bytes]) -> None:
-            for keys in _portions(some, wanted, partition.limits):
-                stored.update(partition.repair(keys, [wanted[key].stored for key in keys], seen))
+        def repair_some(owner: Partition, some: Sequence[bytes]) -> None:
+            for keys in _portions(some, wanted, owner.limits):
+                values, seen = zip(*((wanted[key].stored, wanted[key].seen) for key in keys), strict=True)
+                stored.update(owner.repair(keys, values, seen))
 
         try:
-            self._each_partition(list(wanted), repair_some)
+            self._router.each(list(wanted), repair_some)
         except FloodmarkError as error:
             raise partly_done(len(stored), error) from error
         return [key in stored for key in wanted]
-
-    def _each_partition(
-        self, keys: Sequence[bytes], work: Callable[[LocalPartition, Sequence[bytes]], None]
-    ) -> None:
-        """Do something with qualified keys, in order, in the partitions that have them."""
-        left = sorted({*keys})
-        moved: PartitionMoved | None = None
-        for _ in range(ROUTES_MAX):
-            route, later = self._node.map.route, []
-            for partition, group in groupby(left, key=route):
-                some = list(group)
-                try:
-                    work(partition, some)
-                except PartitionMoved as error:
-                    later += some
-                    moved = error
-            if not later:
-                return
-            left = later
-        assert moved is not None
-        raise moved
 
 
 def _found(engine_key: bytes, stored: bytes, *, thin: bool) -> FoundRecord:

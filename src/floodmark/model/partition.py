@@ -32,7 +32,7 @@ UNCHANGED: Final = replace(WRITES, repeatable=True)
 # A copy carries the stamp of another site, and beats that site's own writes up to there.
 COPIES: Final = replace(UNCHANGED, role=Role.REPLICATE, audited=True)
 LOADS: Final = replace(COPIES, role=Role.ADMIN)
-# Steps of transactions, which the keeper of a site takes at partitions of other nodes.
+# Steps that the keeper of a site takes at partitions of other nodes.
 STEPS: Final = Action(Role.ADMIN, Scope.SITE, repeatable=True, large=True, anywhere=True)
 
 
@@ -168,6 +168,17 @@ class Partition(Protocol):
     @STEPS
     def abort_prepared(self, transaction: str) -> bool:
         """Remove what a transaction has prepared here; False if there is nothing."""
+
+    @STEPS
+    def settle(self, keys: Sequence[bytes], at: Version) -> None:
+        """Return when no write to qualified keys of one namespace at or below a version is still to come."""
+
+    @replace(STEPS, repeatable=False)
+    def repair(self, keys: Sequence[bytes], values: Sequence[bytes], seen: Sequence[Version]) -> list[bytes]:
+        """Store records with their origin, as one commit, where a key still has the version that was `seen`.
+
+        0 stands for no record.  Returns the keys that were stored.
+        """
 
     @OPEN
     def resolved_version(self) -> Version:

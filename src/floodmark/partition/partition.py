@@ -21,7 +21,7 @@ from floodmark.codec.stamps import encode_stamp, find_origins, stamp_version
 from floodmark.codec.values import PLAIN, TOMBSTONE
 from floodmark.columns.column import Column
 from floodmark.columns.packed import pack
-from floodmark.engine import Engine, Row
+from floodmark.engine import Engine
 from floodmark.model.change import Stamp
 from floodmark.model.errors import (
     ClockSkew,
@@ -183,18 +183,11 @@ class LocalPartition:
             self.heat.reads += batch.num_rows
             yield batch
 
-    def find_rows(self, keys: Sequence[bytes], at: Version, *, resolved: bool = False) -> list[Row | None]:
-        """The stored records of qualified keys of one namespace as of a version, dead or alive.
-
-        If the site is `resolved` up to the version, any node answers, and not only the owner.
-        """
-        namespace = keys[0][:NAMESPACE_BYTES]
-        if not resolved:
-            self._prepare_read(namespace, at)
-        rows = find_rows(self._engine, encode_prefixes(keys), at)
-        self._require_kept(namespace, at)
+    def settle(self, keys: Sequence[bytes], at: Version) -> None:
+        self._prepare_read(keys[0][:NAMESPACE_BYTES], at)
+        # A read looks at the lease: an owner that was replaced meanwhile cannot tell what is to come.
+        find_rows(self._engine, encode_prefixes(keys[:1]), at)
         self.heat.reads += len(keys)
-        return rows
 
     def _find_at(self, key: bytes, prefix: bytes, at: Version | None) -> tuple[Version, bytes] | None:
         if at is None:
@@ -401,19 +394,13 @@ class LocalPartition:
 
         return self._commit_decided(_admitted(self._entrance, link, decide), durable=durable)[0]
 
-    def repair(
-        self, keys: Sequence[bytes], values: Sequence[bytes], seen: Mapping[bytes, Version]
-    ) -> set[bytes]:
-        """Store records with their origin, as one commit, where a key still has the version that was `seen`.
-
-        0 stands for no record.  Returns the keys that were stored.
-        """
+    def repair(self, keys: Sequence[bytes], values: Sequence[bytes], seen: Sequence[Version]) -> list[bytes]:
         writes = self._enter(keys, values, WriteKind.COPY, own=False)
         self._committer.observe(stamp_version(max(find_origins(writes.values))))
-        versions = [seen[key] for key in writes.keys]
-        decide = write_where_seen(self._engine, writes, versions, self._site_id)
+        versions = dict(zip(keys, seen, strict=True))
+        decide = write_where_seen(self._engine, writes, [versions[key] for key in writes.keys], self._site_id)
         commit = self._commit_settled(decide, durable=True, on=writes.keys)
-        return set() if commit.writes is None else {*commit.writes.keys}
+        return [] if commit.writes is None else list(commit.writes.keys)
 
     def put_unchanged(
         self, keys: Sequence[bytes], values: Sequence[bytes], since: Version, *, durable: bool

@@ -246,8 +246,18 @@ class Router:
             for portion in _portions(list(group), partition):
                 deleted += partition.delete_unchanged(portion, since, durable=durable)
 
-        self._each_group(self._groups(dict.fromkeys(keys, b"")), delete_group)
+        self._each_group(self._groups(dict.fromkeys(keys, b"")), delete_group, divides=True)
         return deleted
+
+    def each(self, keys: Sequence[bytes], work: Callable[[Partition, Sequence[bytes]], None]) -> None:
+        """Do work that may be repeated with qualified keys, in order, at the partitions that have them."""
+        groups = self._groups(dict.fromkeys(sorted(keys), b""))
+        self._each_group(
+            groups,
+            lambda partition, group: work(partition, list(group)),
+            lambda _, failure: failure.again(),
+            divides=True,
+        )
 
     def scan(
         self, keys: KeyRange, at: Version, limit: int | None, *, reverse: bool
@@ -321,6 +331,8 @@ class Router:
         commit: Callable[[Partition, Rows], None],
         describe: Callable[[int, FloodmarkError], FloodmarkError] = partly_done,
         rank: Callable[[Rows], int] | None = None,
+        *,
+        divides: bool = False,
     ) -> None:
         """Commit group by group, up to the first that fails."""
         moves = self._moves(stream=False)
@@ -335,7 +347,7 @@ class Router:
                     if not moves.follows(error):
                         return
 
-        self._run_groups(groups, run, describe, rank, moves)
+        self._run_groups(groups, run, describe, rank, moves, divides=divides)
 
     def _run_groups(
         self,
@@ -344,8 +356,13 @@ class Router:
         describe: Callable[[int, FloodmarkError], FloodmarkError] = partly_done,
         rank: Callable[[Rows], int] | None = None,
         moves: Moves | None = None,
+        *,
+        divides: bool = False,
     ) -> None:
-        """Run groups, and those again whose partition has moved.  `run` yields the error of each, or None."""
+        """Run groups, and those again whose partition has moved.  `run` yields the error of each, or None.
+
+        Unless `run` divides a group, it must fit into one commit of the partition that has it now.
+        """
         done = 0
         moves = moves or self._moves(stream=False)
         while True:
@@ -370,7 +387,7 @@ class Router:
             except FloodmarkError as error:
                 raise describe(done, error) from error
             groups = _ranked(self._groups(moved), rank)
-            if any(not _fits(group, partition) for partition, group in groups):
+            if not divides and any(not _fits(group, partition) for partition, group in groups):
                 raise describe(done, failure) from failure
 
     def _groups(self, rows: Rows) -> list[tuple[Partition, Rows]]:

@@ -72,8 +72,8 @@ class Caller:
         """Refuse a caller that is not a node of the site."""
         if not self.is_node:
             raise NotAllowed(
-                f"{self.name!r} is not a node of this site, and nodes alone take the steps of transactions; "
-                "commit or abort the transaction instead",
+                f"{self.name!r} is not a node of this site, and nodes alone take the steps of transactions "
+                "and repairs; commit or abort the transaction, or run `floodmark verify --repair`, instead",
                 caller=self.name,
             )
 

@@ -44,8 +44,14 @@ POINT_CALLS: Final = (
     messages.DELETE_UNCHANGED,
     COMPARE_AND_SET,
 )
-# The steps of transactions at a partition of another node than the keeper.
-STEPS: Final = (messages.PREPARE, messages.COMMIT_PREPARED, messages.ABORT_PREPARED)
+# The steps of the keeper at a partition of another node.
+STEPS: Final = (
+    messages.PREPARE,
+    messages.COMMIT_PREPARED,
+    messages.ABORT_PREPARED,
+    messages.SETTLE,
+    messages.REPAIR,
+)
 # A write may hold a whole commit.
 WRITE_BYTES_MAX: Final = COMMIT_BYTES_MAX + REQUEST_MARGIN_BYTES
 # Values beyond this are left out of an answer to get_many, and asked for again.

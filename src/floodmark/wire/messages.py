@@ -275,6 +275,8 @@ PUT_UNCHANGED: Final = _of_partition(Partition.put_unchanged)
 PREPARE: Final = _of_partition(Partition.prepare)
 COMMIT_PREPARED: Final = _of_partition(Partition.commit_prepared)
 ABORT_PREPARED: Final = _of_partition(Partition.abort_prepared)
+SETTLE: Final = _of_partition(Partition.settle)
+REPAIR: Final = _of_partition(Partition.repair)
 RESOLVED: Final = _of_partition(Partition.resolved_version, "resolved", frequent=False)
 HOLD: Final = derive(ServerCalls.hold, "hold", array_like=True, frequent=True)
 # A client that pauses for long asks again now and then, and needs no open channel for that.

@@ -32,7 +32,9 @@ from floodmark.wire.messages import (
     PREPARE,
     PUT,
     PUT_UNCHANGED,
+    REPAIR,
     RESOLVED,
+    SETTLE,
     TICKET,
     MapReply,
     RecordsTicket,
@@ -140,6 +142,12 @@ class RemotePartition:
 
     def abort_prepared(self, transaction: str) -> bool:
         return self._connection.call(ABORT_PREPARED, self.id, transaction)
+
+    def settle(self, keys: Sequence[bytes], at: Version) -> None:
+        self._connection.call(SETTLE, self.id, list(keys), at)
+
+    def repair(self, keys: Sequence[bytes], values: Sequence[bytes], seen: Sequence[Version]) -> list[bytes]:
+        return self._connection.call(REPAIR, self.id, list(keys), list(values), list(seen))
 
     def resolved_version(self) -> Version:
         return self._connection.call(RESOLVED, self.id)
