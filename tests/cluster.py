@@ -130,12 +130,7 @@ class SiteCluster:
             router=Router(nodes, shared.node.storage.entrance),
             nodes=nodes,
         )
-
-        def reload() -> None:
-            shared.engine.load_catalog_epoch()
-            host.reload_catalog()
-
-        shared.engine.reload_catalog = reload
+        shared.engine.load_catalog = host.load_catalog
         return host
 
     @property

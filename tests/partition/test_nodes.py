@@ -149,15 +149,12 @@ def test_no_node_writes_by_settings_that_were_changed() -> None:
     first.node.move(serving(first).id, 2)
     second.node.refresh()
     assert first.engine.write([(META, b"namespaces/1", b"changed")])
-    loaded: list[int] = []
-
-    def reload() -> None:
-        second.engine.load_catalog_epoch()
-        loaded.append(second.engine.catalog_epoch)
-
-    second.engine.reload_catalog = reload
+    seen_as_changed: list[bool] = []
+    second.engine.load_catalog = lambda: seen_as_changed.append(second.engine.is_catalog_changed())
     put(second, b"1")
-    assert loaded == [1]
+    # Until the catalog is loaded, other threads must not take it for the present one.
+    assert seen_as_changed == [True]
+    assert not second.engine.is_catalog_changed()
     assert serving(second).get(KEY) == b"1"
 
 

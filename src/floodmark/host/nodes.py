@@ -468,14 +468,10 @@ class NodeHost(Host):
         host.node_port = NodeAdministration(host, self.shared, ask, host.partitions)
         host.peers.keep = keep
 
-        def reload_catalog() -> None:
-            engine.load_catalog_epoch()
-            host.reload_catalog()
-
         self.shared.held = host.safe_points.held_by_readers
-        engine.reload_catalog = reload_catalog
+        engine.load_catalog = host.load_catalog
         # Another node may have changed the catalog since the epoch was loaded.
-        reload_catalog()
+        engine.reload_catalog()
         if self._is_started:
             host.start()
         return host

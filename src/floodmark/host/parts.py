@@ -78,7 +78,7 @@ class SiteParts:
         node.heartbeats.watermarks = self.links.watermarks
         storage.entrance.admit = self.links.admit
 
-    def reload_catalog(self) -> None:
+    def load_catalog(self) -> None:
         """Load what the catalog's epoch covers: namespaces and topology.  Call it in the turn."""
         self.catalog.load()
         self.members.load()

@@ -124,15 +124,18 @@ class FencedEngine:
         self.keeper: Keeper | None = None
         self.catalog_epoch = load_number(engine, CATALOG_EPOCH)
         self.is_fenced = False
-        # Called in the turn, before `CatalogChanged` is raised: loads the catalog, and notes its epoch.
-        self.reload_catalog: Callable[[], None] = self.load_catalog_epoch
+        # Called in the turn, before `CatalogChanged` is raised.
+        self.load_catalog: Callable[[], None] = lambda: None
         self.shared = engine
         self._write_durably = durable_writes(engine)
         self._fence = fence_guard(node, incarnation)
 
-    def load_catalog_epoch(self) -> None:
-        """Note the catalog's present epoch.  Call it before the catalog is loaded."""
-        self.catalog_epoch = load_number(self.shared, CATALOG_EPOCH)
+    def reload_catalog(self) -> None:
+        """Load the catalog, and then note the epoch that it had before."""
+        epoch = load_number(self.shared, CATALOG_EPOCH)
+        self.load_catalog()
+        # Not before: another thread would take the catalog for a loaded one.
+        self.catalog_epoch = epoch
 
     def is_catalog_changed(self) -> bool:
         """Whether another node has changed the catalog since this one has loaded it."""

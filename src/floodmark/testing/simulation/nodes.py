@@ -188,12 +188,11 @@ class Member:
         engine = shared.engine
 
         def load() -> None:
-            engine.load_catalog_epoch()
             stored = engine.get(META, NAMES)
             self.names = [] if stored is None else msgspec.json.decode(stored, type=list[int])
 
-        engine.reload_catalog = load
-        load()
+        engine.load_catalog = load
+        engine.reload_catalog()
 
 
 class NodesWorld:
