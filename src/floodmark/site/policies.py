@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from floodmark.codec.states import CounterEntry, CounterState, FieldsState, decode_state, encode_state
-from floodmark.codec.values import TOMBSTONE, encode_value
+from floodmark.codec.values import PLAIN, TOMBSTONE, encode_value
 from floodmark.merge.counter import add_to_counter
 from floodmark.merge.fields import delete_fields, put_fields, update_fields
 from floodmark.merge.policies import COUNTER, FIELDS
@@ -34,7 +34,7 @@ class LastWrite:
         """A record that replaces what is there."""
         if type(value) is not bytes or len(value) > VALUE_BYTES_MAX:
             raise refuse_value(key, value)
-        return encode_value(value, expires_at)
+        return value + PLAIN if expires_at is None else encode_value(value, expires_at)
 
     def delete(self) -> bytes:
         """The end of a record."""

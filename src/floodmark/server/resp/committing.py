@@ -20,6 +20,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Final
 
+from floodmark.clock import monotonic_seconds
 from floodmark.engine import WriteRow
 from floodmark.model.errors import FloodmarkError, OutcomeUnknown, PartitionMoved
 from floodmark.partition.commit.commit import Commit, Mint
@@ -32,6 +33,8 @@ from floodmark.server.resp.table import CommandError, describe
 
 # Jobs of one round, so that a flood of writes does not become one long wait.
 ROUND_JOBS_MAX: Final = 4_096
+# How long a round waits for the clients of the last one, as a share of the time that that one took.
+WAIT_SHARE: Final = 0.5
 
 _log = logging.getLogger("floodmark.server")
 
@@ -116,7 +119,9 @@ class Job:
         commit = self.commit
         if commit is None:
             return False
-        return isinstance(commit.error, PartitionMoved) or (isinstance(commit, Step) and commit.is_blocked)
+        if commit.error is not None:
+            return isinstance(commit.error, PartitionMoved)
+        return isinstance(commit, Step) and commit.is_blocked
 
 
 class Step(Decided):
@@ -146,7 +151,10 @@ class Committing:
         self._loop = loop
         self._work = work
         self._gathered: list[Job] = []
+        # Whether a round is at work or will begin, and if it waits for more jobs, for how many and how long.
         self._is_busy = False
+        self._wanted = 0
+        self._timer: asyncio.TimerHandle | None = None
         self._inbox: SimpleQueue[list[Job] | None] = SimpleQueue()
         self._thread = Thread(target=self._run, name="floodmark-resp-commit", daemon=True)
         self._thread.start()
@@ -158,6 +166,10 @@ class Committing:
             self._is_busy = True
             # After all connections have been read that have something to say in this turn.
             self._loop.call_soon(self._send)
+        elif self._timer is not None and len(self._gathered) >= self._wanted:
+            self._timer.cancel()
+            self._timer = None
+            self._loop.call_soon(self._send)
 
     def close(self) -> None:
         """End the thread when its round has ended; the event loop must still run."""
@@ -165,13 +177,15 @@ class Committing:
         self._thread.join()
 
     def _send(self) -> None:
+        self._timer = None
         jobs, self._gathered = self._gathered[:ROUND_JOBS_MAX], self._gathered[ROUND_JOBS_MAX:]
         self._inbox.put(jobs)
 
     def _run(self) -> None:
         while (jobs := self._inbox.get()) is not None:
+            started = monotonic_seconds()
             self._commit(jobs)
-            self._loop.call_soon_threadsafe(self._answer, jobs)
+            self._loop.call_soon_threadsafe(self._answer, jobs, monotonic_seconds() - started)
 
     def _commit(self, jobs: Sequence[Job]) -> None:
         commits: list[Commit] = []
@@ -192,10 +206,13 @@ class Committing:
                     "before you repeat it"
                 )
 
-    def _answer(self, jobs: Sequence[Job]) -> None:
+    def _answer(self, jobs: Sequence[Job], seconds: float) -> None:
         self._is_busy = bool(self._gathered)
         if self._is_busy:
-            self._send()
+            # Clients that are answered now often write again at once.  Without a wait for them, all clients
+            # would fall into two halves, each of which waits for the sync of the other.
+            self._wanted = min(len(jobs) + len(self._gathered), ROUND_JOBS_MAX)
+            self._timer = self._loop.call_later(seconds * WAIT_SHARE, self._send)
         by_connection: dict[Waiting, list[Job]] = {}
         for job in jobs:
             by_connection.setdefault(job.connection, []).append(job)
@@ -208,11 +225,12 @@ class Committing:
                 connection.blocked += own[place:]
             if place:
                 connection.finish(own[:place])
-            self._look_after(connection)
+            if connection.is_halted:
+                self._look_after(connection)
 
     def _look_after(self, connection: Waiting) -> None:
         """Let a worker run what is blocked, unless one does."""
-        if connection.is_halted and not connection.is_settling:
+        if not connection.is_settling:
             connection.is_settling = True
             self._work(self._settle, connection, [*connection.blocked])
 
@@ -242,7 +260,8 @@ class Committing:
         connection.is_settling = False
         connection.is_halted = bool(connection.blocked)
         connection.finish(jobs)
-        self._look_after(connection)
+        if connection.is_halted:
+            self._look_after(connection)
 
 
 def plan_puts(node: Node, jobs: Sequence[Job]) -> list[Commit]:

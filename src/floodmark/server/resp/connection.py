@@ -392,16 +392,13 @@ class Connection(asyncio.Protocol, Waiting):
         handler = command.handler
         job = self._job(command.name, lambda records: handler(records, request))
         try:
-            if command.handler is set_value and len(request) == 3 and not self._decided:
-                place = records.locate(request[1], Role.WRITE)
-                job.on = (place.qualified,)
-                if place.space.is_plain:
-                    job.value = place.space.policy.put(place.key, request[2], place.space.expire(None))
-                    job.reply = OK
+            if handler is set_value and len(request) == 3 and not self._decided:
+                row = records.encode_put(request[1], request[2])
+                if row is not None:
+                    job.on, job.value, job.reply = row[:1], row[1], OK
                     self._door.committing.submit(job)
                     return
-            else:
-                job.on = [records.locate(key, Role.READ).qualified for key in command.keys_of(request)]
+            job.on = [records.locate(key, Role.READ).qualified for key in command.keys_of(request)]
             self._decide(job)
         except (CommandError, FloodmarkError) as error:
             job.reply = describe(error)
@@ -434,7 +431,8 @@ class Connection(asyncio.Protocol, Waiting):
         self._pending -= len(jobs)
         if not self._pending:
             self._decided = 0
-        self.run()
+        if self._requests or session.is_leaving or self._parser.error is not None:
+            self.run()
 
 
 def may_run(session: Session, command: Command, request: Arguments) -> object:

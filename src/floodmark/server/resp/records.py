@@ -4,10 +4,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from floodmark.codec.values import encode_value
+from floodmark.engine import Row
 from floodmark.host.embedded import EmbeddedHost
 from floodmark.merge.policies import COUNTER, FIELDS
 from floodmark.model.access import Role
-from floodmark.model.errors import InvalidConfiguration
+from floodmark.model.errors import InvalidConfiguration, PartitionMoved
 from floodmark.model.version import Version
 from floodmark.partition.deciding import newest_version
 from floodmark.server.access import Caller
@@ -91,8 +92,12 @@ class Records:
         self.rows: dict[bytes, bytes] = {}
         self._held: dict[bytes, Held | None] = {}
         self._router = spaces.host.router
-        is_readable = not spaces.by_prefix and space is not None and caller.may(Role.READ, space.name)
-        self._readable = space if is_readable else None
+        # The namespace of all keys, if there is one that the caller may read, and may write.
+        self._maps = self._router.maps
+        fixed = None if spaces.by_prefix else space
+        self._readable = fixed if fixed is not None and caller.may(Role.READ, fixed.name) else None
+        is_writable = fixed is not None and fixed.is_plain and caller.may(Role.WRITE, fixed.name)
+        self._writable = fixed if is_writable else None
 
     def now_ms(self) -> int:
         """The site's time."""
@@ -120,7 +125,11 @@ class Records:
         space = self._readable
         # The hottest path: the right to read was looked at before, and nothing is written in this commit.
         if space is not None and not self._held:
-            return self._router.get(space.qualify(key), None)
+            qualified = space.qualify(key)
+            try:
+                return self._maps.map.route(qualified).get(qualified)
+            except PartitionMoved:
+                return self._router.get(qualified, None)
         place = self.locate(key, Role.READ)
         if place.qualified in self._held:
             held = self._held[place.qualified]
@@ -143,6 +152,13 @@ class Records:
         return newest_version(self.spaces.host.node, qualified)
 
     # Writes
+
+    def encode_put(self, key: bytes, value: bytes) -> Row | None:
+        """The row of a put that needs no decision: a qualified key and a stored value; None for others."""
+        space = self._writable
+        if space is None:
+            return None
+        return space.qualify(key), space.policy.put(key, value, space.expire(None))
 
     def put(self, place: Place, value: bytes, expires_at: int | None) -> None:
         """Write a value."""
