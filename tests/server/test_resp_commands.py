@@ -5,6 +5,7 @@ The facts are those that redis-py's own tests check of the same commands.
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from tests.server.support import in_threads
 from tests.server.support_resp import DIALECTS, resp_client, serving_resp
 from tests.waiting import wait_until
 
+import floodmark
+from floodmark.model.errors import LeaseHeld
 from floodmark.server import Server
 from floodmark.server.resp.scans import translate_pattern
 from floodmark.site import Site
@@ -538,3 +541,52 @@ def test_reader_waits_for_changes(served: tuple[Site, Server], client: Any) -> N
 
     _, first, second = in_threads(write, 3)
     assert first[0][1] == second[0][1] == {b"type": b"upsert", b"key": b"ada", b"value": b"1"}
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_subscription_as_a_consumer_group(served: tuple[Site, Server], protocol: int) -> None:
+    site, stream, group = served[0], "changes:users", f"indexers{protocol}"
+    with resp_client(served[1], protocol=protocol) as client:
+        refused("NOGROUP", lambda: client.xreadgroup(group, "ada", {stream: ">"}))
+        assert client.xgroup_create(stream, group, id="$")
+        refused("BUSYGROUP", lambda: client.xgroup_create(stream, group))
+        assert not client.xreadgroup(group, "ada", {stream: ">"})
+        for number in range(4):
+            client.set(f"grouped{number}", "x")
+        first = stream_entries(client.xreadgroup(group, "ada", {stream: ">"}, count=1))
+        others = stream_entries(client.xreadgroup(group, "bob", {stream: ">"}, block=1))
+        assert [entry[1][b"key"] for entry in first + others] == [b"grouped%d" % n for n in range(4)]
+        ids = [entry[0] for entry in first + others]
+        assert client.xack(stream, group, ids[1]) == 1
+        assert client.xack(stream, group, ids[1]) == 0
+        assert site.subscriptions.statistics(group).unacked == 3
+        pending = client.xpending(stream, group)
+        assert (pending["pending"], pending["min"], pending["max"]) == (3, ids[0], ids[3])
+        rows = client.xpending_range(stream, group, "-", "+", 10, consumername="bob")
+        assert [(row["message_id"], row["times_delivered"]) for row in rows] == [(ids[2], 1), (ids[3], 1)]
+        # What a consumer holds can be read again, and be claimed by another.
+        assert stream_entries(client.xreadgroup(group, "bob", {stream: "0"})) == others[1:]
+        following, claimed, _ = client.xautoclaim(stream, group, "ada", 0, start_id=ids[2], count=1)
+        assert (following, [entry[0] for entry in claimed]) == (ids[3], [ids[2]])
+        rows = client.xpending_range(stream, group, "-", "+", 10, consumername="ada")
+        assert [(row["message_id"], row["times_delivered"]) for row in rows] == [(ids[0], 1), (ids[2], 2)]
+        assert client.xack(stream, group, *ids) == 3
+        assert client.xpending(stream, group)["pending"] == 0
+        assert site.subscriptions.statistics(group).backlog == 0
+
+
+def test_unacknowledged_entries_of_a_group_come_again_after_a_restart(tmp_path: Path) -> None:
+    stream = "changes:users"
+    with serving_resp(floodmark.open(tmp_path, site="oslo")) as (_, server), resp_client(server) as client:
+        client.xgroup_create(stream, "indexers", id="0")
+        client.mset({"a": "1", "b": "2"})
+        entries = stream_entries(client.xreadgroup("indexers", "ada", {stream: ">"}))
+        client.xack(stream, "indexers", entries[0][0])
+    with serving_resp(floodmark.open(tmp_path, site="oslo")) as (site, server), resp_client(server) as client:
+        assert stream_entries(client.xreadgroup("indexers", "bob", {stream: ">"})) == entries[1:]
+        with pytest.raises(LeaseHeld):
+            site.subscribe("indexers", "users", holder="other")
+        client.set("c", "3")
+        [entry] = stream_entries(client.xreadgroup("indexers", "ada", {stream: ">"}, noack=True))
+        assert entry[1][b"key"] == b"c"
+        assert [row["consumer"] for row in client.xpending_range(stream, "indexers", "-", "+", 9)] == [b"bob"]

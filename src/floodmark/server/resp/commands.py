@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from floodmark.server.resp import hashes, scans, sessions, strings
+from floodmark.server.resp import groups, hashes, scans, sessions, strings
 from floodmark.server.resp.table import TABLE, CommandTable
 
-MODULES: Final = (hashes, scans, sessions, strings)
+MODULES: Final = (groups, hashes, scans, sessions, strings)
 COMMANDS: Final[CommandTable] = TABLE

@@ -27,8 +27,9 @@ from floodmark.server.relay import name_in
 from floodmark.server.resp.commands import COMMANDS
 from floodmark.server.resp.committing import Committing
 from floodmark.server.resp.connection import Connection
+from floodmark.server.resp.groups import Groups
 from floodmark.server.resp.records import Spaces
-from floodmark.server.resp.session import Session
+from floodmark.server.resp.session import Session, UseGroup
 from floodmark.wire.resp import Failure
 
 WORKERS: Final = 16
@@ -62,6 +63,8 @@ class RespDoor:
         stall_seconds: float,
     ) -> None:
         self.spaces = spaces
+        self.groups: UseGroup = (groups := Groups(spaces.site))
+        self._close_groups = groups.close
         self.access = access
         self.metrics = metrics
         self.stall_seconds = stall_seconds
@@ -101,6 +104,7 @@ class RespDoor:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(timeout_seconds)
         self._workers.shutdown(wait=False, cancel_futures=True)
+        self._close_groups()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)

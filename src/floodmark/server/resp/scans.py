@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from floodmark.clock import monotonic_ms
 from floodmark.model.access import Role
+from floodmark.model.change import Change
 from floodmark.model.limits import PAGE_ROWS_MAX, RESP_CURSORS_MAX
 from floodmark.model.ranges import after
 from floodmark.model.text import read_at
@@ -216,11 +217,11 @@ class EntryId(NamedTuple):
         return f"{self.version}-{self.number}"
 
 
-_FIRST: Final = EntryId(0, 0)
-_LAST: Final = EntryId(VERSION_MAX, VERSION_MAX)
+FIRST: Final = EntryId(0, 0)
+LAST: Final = EntryId(VERSION_MAX, VERSION_MAX)
 
 
-def _parse_id(argument: bytes, index: int) -> EntryId:
+def parse_id(argument: bytes, index: int) -> EntryId:
     """An id; one without an index has the given one."""
     version, dash, rest = argument.partition(b"-")
     if not version.isdigit() or (dash and not rest.isdigit()) or int(version) > VERSION_MAX:
@@ -228,17 +229,17 @@ def _parse_id(argument: bytes, index: int) -> EntryId:
     return EntryId(int(version), int(rest) if dash else index)
 
 
-def _stream_space(session: Session, stream: bytes) -> Space:
-    """The namespace of a stream, if the caller may read it."""
+def stream_space(session: Session, stream: bytes, role: Role = Role.READ) -> Space:
+    """The namespace of a stream, if the caller has a role there."""
     assert session.caller is not None
     if not stream.startswith(STREAM_PREFIX):
         raise CommandError("ERR a stream is named changes:<namespace> here")
     name = stream.removeprefix(STREAM_PREFIX).decode(errors="replace")
-    session.caller.require(Role.READ, name)
+    session.caller.require(role, name)
     return session.door.spaces.find(name)
 
 
-def _entries(
+def read_entries(
     session: Session, space: Space, start: EntryId, end: EntryId
 ) -> Iterator[tuple[EntryId, list[Any]]]:
     """The entries from an id to another, both inclusive."""
@@ -253,10 +254,15 @@ def _entries(
         if entry > end:
             return
         if entry >= start:
-            fields = [b"type", str(change.type), b"key", change.key]
-            if change.value is not None:
-                fields += [b"value", change.value]
-            yield entry, [str(entry), fields]
+            yield entry, render_entry(entry, change)
+
+
+def render_entry(entry: EntryId, change: Change) -> list[Any]:
+    """A change as an entry of a stream."""
+    fields: list[Any] = [b"type", str(change.type), b"key", change.key]
+    if change.value is not None:
+        fields += [b"value", change.value]
+    return [str(entry), fields]
 
 
 def _read_count(options: Sequence[bytes]) -> int:
@@ -269,15 +275,15 @@ def _read_count(options: Sequence[bytes]) -> int:
 
 @TABLE.slow("XRANGE", -4, "differs: of streams `changes:<namespace>`; at most 1,000 entries at a time")
 def read_range(session: Session, arguments: Arguments) -> object:
-    space = _stream_space(session, arguments[1])
+    space = stream_space(session, arguments[1])
     first, last = arguments[2:4]
-    start = _FIRST if first == b"-" else _parse_id(first.removeprefix(b"("), 0)
-    end = _LAST if last == b"+" else _parse_id(last.removeprefix(b"("), VERSION_MAX)
+    start = FIRST if first == b"-" else parse_id(first.removeprefix(b"("), 0)
+    end = LAST if last == b"+" else parse_id(last.removeprefix(b"("), VERSION_MAX)
     if first.startswith(b"("):
         start = EntryId(start.version, start.number + 1)
     entries = (
         entry
-        for number, entry in _entries(session, space, start, end)
+        for number, entry in read_entries(session, space, start, end)
         if not (last.startswith(b"(") and number == end)
     )
     return [*islice(entries, _read_count(arguments[4:]))]
@@ -306,27 +312,27 @@ def read_stream(session: Session, arguments: Arguments) -> object:
     half = len(names) // 2
     starts: list[tuple[bytes, Space, EntryId]] = []
     for stream, argument in zip(names[:half], names[half:], strict=True):
-        space = _stream_space(session, stream)
+        space = stream_space(session, stream)
         if argument == b"$":
             start = EntryId(session.door.spaces.site.resolved_version() + 1, 0)
         else:
-            given = _parse_id(argument, 0)
-            start = given if given == _FIRST else EntryId(given.version, given.number + 1)
+            given = parse_id(argument, 0)
+            start = given if given == FIRST else EntryId(given.version, given.number + 1)
         starts.append((stream, space, start))
 
     def read() -> object:
         found: dict[bytes, list[Any]] = {}
         for stream, space, start in starts:
-            entries = [entry for _, entry in islice(_entries(session, space, start, _LAST), count)]
+            entries = [entry for _, entry in islice(read_entries(session, space, start, LAST), count)]
             if entries:
                 found[stream] = entries
         # A map in RESP3, and pairs in RESP2.
         return (found if session.protocol == 3 else [[*pair] for pair in found.items()]) if found else None
 
-    return _block(read, options.get(b"BLOCK"))
+    return block(read, options.get(b"BLOCK"))
 
 
-def _block(read: Callable[[], object], block: bytes | None) -> object:
+def block(read: Callable[[], object], block: bytes | None) -> object:
     """What is there, or what comes within so many milliseconds; 0 waits for ever."""
     if block is None:
         return read()
@@ -344,8 +350,8 @@ def _block(read: Callable[[], object], block: bytes | None) -> object:
 def describe_stream(session: Session, arguments: Arguments) -> object:
     if word(arguments[1]) != b"STREAM":
         raise CommandError("ERR only XINFO STREAM is here")
-    space = _stream_space(session, arguments[2])
-    first = next(_entries(session, space, _FIRST, _LAST), None)
+    space = stream_space(session, arguments[2])
+    first = next(read_entries(session, space, FIRST, LAST), None)
     version = session.door.spaces.site.resolved_version()
     return {
         "last-generated-id": f"{version}-0",

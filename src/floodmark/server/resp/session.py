@@ -1,7 +1,7 @@
 """What the server knows of one client: who it is, what it has selected, and its transaction."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from floodmark.model.access import Role
 from floodmark.model.errors import NotAuthenticated
@@ -27,10 +27,18 @@ class Later(NamedTuple):
     until_ms: int | None
 
 
+class UseGroup(Protocol):
+    """The consumer groups of the server."""
+
+    def use(self, space: Space, name: str, act: Callable[[Any], Any]) -> Any:
+        """Act on a group of a namespace."""
+
+
 class DoorParts(Protocol):
     """The server, as far as commands of sessions need it."""
 
     spaces: Spaces
+    groups: UseGroup
     access: Access
     metrics: ServerMetrics
     port: int

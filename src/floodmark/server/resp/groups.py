@@ -1,0 +1,305 @@
+"""Subscriptions as consumer groups: XGROUP, XREADGROUP, XACK, XPENDING and XAUTOCLAIM.
+
+The server consumes the subscription, and divides its deliveries between the consumers of the group.  What is
+acknowledged is stored before it is answered.  Which consumer holds a delivery is known to the server alone:
+when it starts again, all unacknowledged changes are delivered as new ones.  Values are not kept but read
+again, because a subscription may have thousands of unacknowledged changes.
+"""
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from itertools import islice
+from threading import Lock
+from typing import Any, Final, NamedTuple
+
+from floodmark.clock import monotonic_ms
+from floodmark.feed.subscription.acknowledgement import ChangePosition
+from floodmark.feed.subscription.consumer import Subscription, SubscriptionOptions
+from floodmark.feed.subscription.subscriptions import SubscriptionRow
+from floodmark.model.access import Role
+from floodmark.model.errors import FloodmarkError, SubscriptionNotFound
+from floodmark.model.limits import PAGE_ROWS_MAX, RESP_GROUPS_MAX
+from floodmark.server.resp.records import Space
+from floodmark.server.resp.scans import (
+    FIRST,
+    LAST,
+    EntryId,
+    block,
+    parse_id,
+    read_entries,
+    render_entry,
+    stream_space,
+)
+from floodmark.server.resp.session import Session
+from floodmark.server.resp.table import SYNTAX, TABLE, Arguments, CommandError, integer, word
+from floodmark.site.site import Site
+from floodmark.wire.resp import OK
+
+HOLDER: Final = "resp"
+AUTOCLAIM_COUNT: Final = 100
+
+
+class Pending(NamedTuple):
+    """A delivery that was not acknowledged."""
+
+    consumer: bytes
+    delivered_at_ms: int
+    deliveries: int
+
+
+class Group:
+    """A subscription that the server consumes for a group.  Callers hold its lock."""
+
+    def __init__(self, site: Site, row: SubscriptionRow) -> None:
+        spec = row.spec
+        self.lock = Lock()
+        self.pending: dict[EntryId, Pending] = {}
+        self.subscription: Subscription = site.subscribe(
+            spec.name,
+            spec.namespace,
+            start_key=spec.keys.start,
+            end_key=spec.keys.end,
+            holder=HOLDER,
+            unacked_max=spec.unacked_max,
+            options=SubscriptionOptions(follow=False),
+        )
+        self._unacked_max = spec.unacked_max
+
+    def deliver(self, consumer: bytes, count: int, *, keeps: bool) -> list[Any]:
+        """The next entries, which the consumer then has to acknowledge if the group `keeps` them."""
+        room = self._unacked_max - len(self.pending)
+        if room <= 0:
+            raise CommandError("TRYAGAIN the group has too many unacknowledged entries; XACK some first")
+        entries: list[Any] = []
+        for delivery in islice(self.subscription, min(count, room)):
+            entry = EntryId(delivery.position.version, delivery.position.index)
+            if keeps:
+                self.pending[entry] = Pending(consumer, monotonic_ms(), 1)
+            else:
+                delivery.acknowledge()
+            entries.append(render_entry(entry, delivery.change))
+        return entries
+
+    def acknowledge(self, entries: Iterable[EntryId]) -> int:
+        """Acknowledge entries, durably; how many were pending."""
+        found = {entry for entry in entries if entry in self.pending}
+        for entry in found:
+            self.subscription.acknowledge(ChangePosition(entry.version, entry.number))
+        if found:
+            self.subscription.flush()
+        for entry in found:
+            del self.pending[entry]
+        return len(found)
+
+    def find(self, start: EntryId, end: EntryId, wanted: Callable[[Pending], bool]) -> list[EntryId]:
+        """The ids of pending entries from one id to another, in order."""
+        found = (entry for entry, held in self.pending.items() if start <= entry <= end and wanted(held))
+        return sorted(found)
+
+
+class Groups:
+    """The groups that the server consumes."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._open: dict[str, Group] = {}
+        self._lock = Lock()
+
+    def use(self, space: Space, name: str, act: Callable[[Group], Any]) -> Any:
+        """Act on a group, alone.  After an error the group is opened anew: its lease may be lost."""
+        with self._lock:
+            group = self._open.get(name)
+            if group is None:
+                if len(self._open) >= RESP_GROUPS_MAX:
+                    raise CommandError(f"ERR this server consumes {RESP_GROUPS_MAX} groups already")
+                group = self._open[name] = self._find(space, name)
+        if group.subscription.namespace != space.name:
+            raise _no_group(space, name)
+        try:
+            with group.lock:
+                return act(group)
+        except FloodmarkError:
+            with self._lock:
+                self._open.pop(name, None)
+            with suppress(FloodmarkError):
+                group.subscription.close()
+            raise
+
+    def _find(self, space: Space, name: str) -> Group:
+        try:
+            row = self._site.host.subscriptions.find(name)
+        except SubscriptionNotFound:
+            raise _no_group(space, name) from None
+        if row.namespace != space.name:
+            raise _no_group(space, name)
+        return Group(self._site, row)
+
+    def close(self) -> None:
+        """Release all subscriptions."""
+        with self._lock:
+            groups, self._open = [*self._open.values()], {}
+        for group in groups:
+            with suppress(FloodmarkError):
+                group.subscription.close()
+
+
+def _no_group(space: Space, name: str) -> CommandError:
+    return CommandError(f"NOGROUP No such key 'changes:{space.name}' or consumer group '{name[:64]}'")
+
+
+def _use(session: Session, stream: bytes, group: bytes, act: Callable[[Group, Space], Any]) -> Any:
+    space = stream_space(session, stream, Role.WRITE)
+    name = group.decode(errors="replace")
+    return session.door.groups.use(space, name, lambda found: act(found, space))
+
+
+def _read_pending(session: Session, space: Space, entries: list[EntryId]) -> list[Any]:
+    """The contents of pending entries, in order."""
+    wanted = {*entries}
+    if not wanted:
+        return []
+    between = read_entries(session, space, entries[0], entries[-1])
+    return [entry for number, entry in between if number in wanted]
+
+
+@TABLE.slow(
+    "XGROUP",
+    -5,
+    "differs: `XGROUP CREATE changes:<namespace> group id|$` makes a subscription that begins behind "
+    "the commit of the id; others are refused",
+    role=Role.WRITE,
+)
+def create_group(session: Session, arguments: Arguments) -> object:
+    if word(arguments[1]) != b"CREATE" or [word(option) for option in arguments[5:]] not in (
+        [],
+        [b"MKSTREAM"],
+    ):
+        raise CommandError("ERR only XGROUP CREATE is here; floodmark subscription administers the rest")
+    space = stream_space(session, arguments[2], Role.WRITE)
+    name, site = arguments[3].decode(errors="replace"), session.door.spaces.site
+    if any(row.name == name for row in site.host.subscriptions.list()):
+        raise CommandError("BUSYGROUP Consumer Group name already exists")
+    start: Any = "end"
+    if arguments[4] != b"$":
+        start = parse_id(arguments[4], 0).version or "beginning"
+    options = SubscriptionOptions(follow=False, background=False)
+    site.subscribe(name, space.name, start=start, holder=HOLDER, options=options).close()
+    return OK
+
+
+@TABLE.slow(
+    "XREADGROUP",
+    -7,
+    "differs: of one stream `changes:<namespace>`; after a restart of the server, unacknowledged entries are "
+    "delivered as new ones",
+    role=Role.WRITE,
+)
+def read_group(session: Session, arguments: Arguments) -> object:
+    group, consumer = arguments[2:4]
+    words = [word(argument) for argument in arguments]
+    if words[1] != b"GROUP" or b"STREAMS" not in words[4:]:
+        raise CommandError(SYNTAX)
+    place = words.index(b"STREAMS", 4)
+    options = words[4:place]
+    keeps = b"NOACK" not in options
+    pairs = (
+        [*arguments[4:place]] if keeps else [each for each in arguments[4:place] if word(each) != b"NOACK"]
+    )
+    values = dict(zip(map(word, pairs[::2]), pairs[1::2], strict=False))
+    if len(pairs) % 2 or not values.keys() <= {b"COUNT", b"BLOCK"}:
+        raise CommandError(SYNTAX)
+    if len(arguments) != place + 3:
+        raise CommandError("ERR XREADGROUP reads one stream at a time here, with an ID or '>'")
+    stream, since = arguments[place + 1 :]
+    count = max(1, min(integer(values.get(b"COUNT", b"%d" % PAGE_ROWS_MAX)), PAGE_ROWS_MAX))
+
+    def reply(entries: list[Any]) -> object:
+        return {stream: entries} if session.protocol == 3 else [[stream, entries]]
+
+    def read_new() -> object:
+        entries = _use(session, stream, group, lambda found, _: found.deliver(consumer, count, keeps=keeps))
+        return reply(entries) if entries else None
+
+    if since == b">":
+        return block(read_new, values.get(b"BLOCK"))
+    given = parse_id(since, 0)
+    start = EntryId(given.version, given.number + 1) if given > FIRST else FIRST
+
+    def read_own(found: Group, space: Space) -> list[Any]:
+        entries = found.find(start, LAST, lambda held: held.consumer == consumer)[:count]
+        return _read_pending(session, space, entries)
+
+    return reply(_use(session, stream, group, read_own))
+
+
+@TABLE.slow("XACK", -4, role=Role.WRITE)
+def acknowledge(session: Session, arguments: Arguments) -> object:
+    entries = [parse_id(argument, 0) for argument in arguments[3:]]
+    return _use(session, arguments[1], arguments[2], lambda group, _: group.acknowledge(entries))
+
+
+@TABLE.slow("XPENDING", -3, "differs: knows the deliveries since the server was started", role=Role.WRITE)
+def show_pending(session: Session, arguments: Arguments) -> object:
+    rest = [*arguments[3:]]
+    idle_ms = 0
+    if len(rest) > 2 and word(rest[0]) == b"IDLE":
+        idle_ms = integer(rest[1])
+        rest = rest[2:]
+    if not rest and not idle_ms:
+        return _use(session, arguments[1], arguments[2], lambda group, _: _summarise(group))
+    if len(rest) not in (3, 4):
+        raise CommandError(SYNTAX)
+    start = FIRST if rest[0] == b"-" else parse_id(rest[0], 0)
+    end = LAST if rest[1] == b"+" else parse_id(rest[1], LAST.number)
+    count = max(0, min(integer(rest[2]), PAGE_ROWS_MAX))
+
+    def show(group: Group, _: Space) -> object:
+        now_ms = monotonic_ms()
+        found = group.find(
+            start,
+            end,
+            lambda held: now_ms - held.delivered_at_ms >= idle_ms and rest[3:] in ([], [held.consumer]),
+        )
+        return [
+            [str(entry), held.consumer, now_ms - held.delivered_at_ms, held.deliveries]
+            for entry in found[:count]
+            for held in (group.pending[entry],)
+        ]
+
+    return _use(session, arguments[1], arguments[2], show)
+
+
+def _summarise(group: Group) -> list[Any]:
+    if not group.pending:
+        return [0, None, None, None]
+    counts: dict[bytes, int] = {}
+    for held in group.pending.values():
+        counts[held.consumer] = counts.get(held.consumer, 0) + 1
+    consumers = [[name, b"%d" % count] for name, count in sorted(counts.items())]
+    return [len(group.pending), str(min(group.pending)), str(max(group.pending)), consumers]
+
+
+@TABLE.slow("XAUTOCLAIM", -6, "differs: knows the deliveries since the server was started", role=Role.WRITE)
+def claim(session: Session, arguments: Arguments) -> object:
+    _, stream, group, consumer, idle, first = arguments[:6]
+    options = [word(option) for option in arguments[6:]]
+    only_ids = b"JUSTID" in options
+    options = [option for option in options if option != b"JUSTID"]
+    if options and (len(options) != 2 or options[0] != b"COUNT"):
+        raise CommandError(SYNTAX)
+    count = max(1, min(integer(options[1]) if options else AUTOCLAIM_COUNT, PAGE_ROWS_MAX))
+    idle_ms = integer(idle, "ERR Invalid min-idle-time argument for XAUTOCLAIM")
+    start = FIRST if first == b"-" else parse_id(first, 0)
+
+    def take(found: Group, space: Space) -> object:
+        now_ms = monotonic_ms()
+        entries = found.find(start, LAST, lambda held: now_ms - held.delivered_at_ms >= idle_ms)
+        following = str(entries[count] if len(entries) > count else FIRST)
+        entries = entries[:count]
+        shown = [str(entry) for entry in entries] if only_ids else _read_pending(session, space, entries)
+        for entry in entries:
+            deliveries = found.pending[entry].deliveries
+            found.pending[entry] = Pending(consumer, now_ms, deliveries + (not only_ids))
+        return [following, shown, []]
+
+    return _use(session, stream, group, take)
