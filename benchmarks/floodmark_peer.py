@@ -143,6 +143,8 @@ class ServedSite(SiteServer):
     """The address of a server; each client has a connection of its own."""
 
     url: str
+    # 0 if it does not serve RESP.
+    resp_port: int = 0
     token: str | None = None
 
     def opened(self) -> AbstractContextManager[Site]:
@@ -274,12 +276,14 @@ class Served(Floodmark):
             raise PeerFailed(f"the floodmark command is not beside {sys.executable}: {self.how_to_install()}")
         home = directory / "served"
         home.mkdir()
-        listen = f"{LOOPBACK}:{free_port()}"
+        listen, resp_port = f"{LOOPBACK}:{free_port()}", free_port()
         command: list[str | Path] = [program, "serve", home / "site", "--site", SITE, "--listen", listen]
+        command += ["--resp", f"{LOOPBACK}:{resp_port}", "--resp-namespace", NAMESPACE]
         if self.tokens:
             command += ["--access", self._write_access(home / "access.toml")]
         with server_process(self.name, command, home) as process:
-            server = ServedSite(url=f"grpc://{listen}", token=next(iter(self.tokens), None))
+            token = next(iter(self.tokens), None)
+            server = ServedSite(url=f"grpc://{listen}", resp_port=resp_port, token=token)
             process.wait_until_ready(server.facts, (Unreachable,))
             server.create_namespace()
             yield server

@@ -6,18 +6,22 @@
 A section has a directory and servers of its own.  How the peers are set up stands in peers/README.md.
 
     points     get and synced put of single records, by 1 and by 32 clients, who have processes of their own
+    resp       get and synced set by redis-benchmark, by 1, 32 and 200 clients, alone and in pipelines of 16,
+               on Redis and on the door of the site that speaks its protocol
     streams    loading durably in batches of 1,000, and scanning
     followers  put by 1 client, beside 1,000 readers that follow a namespace which is not written
 """
 
 import argparse
+import csv
 import gc
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
@@ -51,7 +55,9 @@ from benchmarks.peers import (
     measure_load,
     measure_points,
 )
+from benchmarks.peers.base import find_program
 from benchmarks.peers.measure import Operation
+from benchmarks.peers.redis import RedisServer
 
 from floodmark.site.connecting import connect
 
@@ -61,12 +67,19 @@ OPERATIONS: Final[tuple[Operation, ...]] = ("get", "put")
 P99_US_MAX: Final = 10_000
 FOLLOWERS: Final = 1_000
 IDLE_NAMESPACE: Final = "idle"
+# What redis-benchmark does, and at which ratio to Redis with 32 clients.
+RESP_TARGETS: Final = {"get": 0.7, "set": 1.5}
+RESP_CLIENTS: Final = (1, 32, 200)
+RESP_PIPELINES: Final = (1, 16)
+RESP_REQUESTS: Final = 2_000
+RESP_KEYS: Final = 100_000
+RESP_COLUMNS: Final = {"rps": "calls/s", "p50_latency_ms": "ms", "p99_latency_ms": "ms"}
 # Those of the point operations; more would only take longer to fill.
 POINT_RECORDS_MAX: Final = 100_000
 
 
 def main() -> None:
-    sections = {"points": points, "streams": streams, "followers": followers}
+    sections = {"points": points, "resp": resp, "streams": streams, "followers": followers}
     parser = base_parser(__doc__, sections)
     parser.add_argument("--seconds", type=float, help="of point operations in a turn; 5, with --quick 3")
     options = parse(parser)
@@ -122,6 +135,61 @@ def compare_points(work: str, samples: Mapping[str, Sequence[Points]]) -> Iterat
     best = best_peer(rates)
     for name, numbers in rates.items():
         yield line(f"{work}: together", name, "calls/s", numbers, against=best)
+
+
+# RESP
+
+
+def resp(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
+    """The same program on both sides; a set is answered when it is on disk."""
+    program = find_program("redis-benchmark")
+    peers = installed_peers([peer for peer in PEERS if peer.name == "redis"])
+    if program is None:
+        raise PeerFailed(
+            "redis-benchmark is not installed: apt-get install --no-install-recommends redis-tools"
+        )
+    with running([Served(), *peers], directory) as servers:
+        ports = {
+            name: server.resp_port if isinstance(server, ServedSite) else server.port
+            for name, server in servers.items()
+            if isinstance(server, ServedSite | RedisServer)
+        }
+        for clients, pipeline, command in product(RESP_CLIENTS, RESP_PIPELINES, RESP_TARGETS):
+            number = max(clients * pipeline, RESP_REQUESTS if options.quick else 10 * RESP_REQUESTS)
+            measures = {
+                name: partial(run_redis_benchmark, program, port, command, clients, pipeline, number)
+                for name, port in ports.items()
+            }
+            work = f"RESP {command}, {clients} client{'s' * (clients > 1)}, pipeline {pipeline}"
+            samples = in_turns(work, measures, options.repetitions)
+            for what, unit in RESP_COLUMNS.items():
+                numbers = {name: [float(each[what]) for each in runs] for name, runs in samples.items()}
+                best = best_peer(numbers, highest=what == "rps")
+                for name, values in numbers.items():
+                    shown = line(f"{work}: {what}", name, unit, values, against=best)
+                    if (what, name, clients, pipeline) == ("rps", SERVED, 32, 1) and shown.ratio is not None:
+                        target = Target(limit=RESP_TARGETS[command], unit="x Redis", at_least=True)
+                        shown = replace(shown, target=str(target), verdict=target.verdict(shown.ratio))
+                    yield shown
+
+
+def run_redis_benchmark(
+    program: Path, port: int, command: str, clients: int, pipeline: int, number: int
+) -> Mapping[str, str]:
+    """The columns of its line for a command."""
+    options = {"-p": port, "-t": command, "-c": clients, "-P": pipeline, "-n": number, "-r": RESP_KEYS}
+    arguments = [str(part) for pair in options.items() for part in pair]
+    found = subprocess.run(
+        [program, *arguments, "--csv"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=MEASUREMENT_SECONDS_MAX,
+    )
+    rows = [*csv.DictReader(found.stdout.splitlines())]
+    if len(rows) != 1:
+        raise PeerFailed(f"redis-benchmark failed: {found.stderr[-500:]}")
+    return rows[0]
 
 
 # Streams
