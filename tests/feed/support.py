@@ -80,7 +80,7 @@ def impatient_followers() -> Iterator[None]:
 def tiny_pages() -> Iterator[None]:
     """Shrink rows, pages and batches to a few changes, so that small histories have all their borders."""
     sizes = {
-        "floodmark.codec.changelog.LOG_ROW_BYTES_MAX": 40,
+        "floodmark.partition.commit.storage.LOG_ROW_BYTES_MAX": 40,
         "floodmark.partition.read.changelog.PAGE_BYTES_MAX": 150,
         "floodmark.partition.read.changelog.PAGE_ROWS_MAX": 3,
         "floodmark.partition.read.records.PAGE_ROWS_MAX": 3,

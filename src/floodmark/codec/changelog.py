@@ -70,6 +70,8 @@ _COMMIT_HEAD: Final = Struct("<BI")
 _SINGLE: Final = Struct("<BIHI")
 COMMIT_BYTE: Final = bytes([_COMMIT])
 COMMIT_HEAD_BYTES: Final = _COMMIT_HEAD.size
+# What stands in the row of a commit of one key beside the key and the value.
+SINGLE_HEAD_BYTES: Final = _SINGLE.size
 _BY_REFERENCE: Final = 0xFFFFFFFF
 _REFERENCE: Final = _BY_REFERENCE.to_bytes(4, "little")
 _ORIGIN_BYTES: Final = 9
@@ -173,7 +175,7 @@ def _join_chunk(keys: Sequence[bytes], packed_keys: bytes, lengths: Sequence[int
     return b"".join((head, key_lengths, pack(f"<{count}I", *lengths), packed_keys, inline))
 
 
-def encode_columns(keys: Packed, values: Packed) -> list[bytes]:
+def encode_columns(keys: Packed, values: Packed, row_bytes_max: int = LOG_ROW_BYTES_MAX) -> list[bytes]:
     """`encode_commit` of columns in one piece each, in which no value is large.
 
     >>> from floodmark.columns.packed import pack
@@ -186,7 +188,7 @@ def encode_columns(keys: Packed, values: Packed) -> list[bytes]:
     rows: list[bytes] = []
     start, count = 0, len(key_lengths)
     while start < count:
-        fitting = int(numpy.searchsorted(sizes, sizes[start] + LOG_ROW_BYTES_MAX, side="right")) - 1
+        fitting = int(numpy.searchsorted(sizes, sizes[start] + row_bytes_max, side="right")) - 1
         end = max(fitting, start + 1)
         parts = (
             _COMMIT_HEAD.pack(_COMMIT, end - start),

@@ -44,7 +44,7 @@ from floodmark.codec.values import (
 )
 from floodmark.columns.packed import Packed, borders_of, pack, pack_array, to_binary, window
 from floodmark.model.errors import Corruption
-from floodmark.model.limits import LOG_INLINE_VALUE_BYTES_MAX
+from floodmark.model.limits import LOG_INLINE_VALUE_BYTES_MAX, LOG_ROW_BYTES_MAX
 from floodmark.model.version import Version
 
 Bytes: TypeAlias = NDArray[numpy.uint8]
@@ -414,9 +414,9 @@ class Copies:
         digests = digest_records(self.keys.to_arrow(), self.records.to_arrow(), key_start=NAMESPACE_BYTES)
         return int(numpy.bitwise_xor.reduce(digests))
 
-    def encode_rows(self) -> list[bytes]:
+    def encode_rows(self, row_bytes_max: int = LOG_ROW_BYTES_MAX) -> list[bytes]:
         """Their rows in the change log: `encode_commit`."""
-        return encode_columns(self.keys, self.records)
+        return encode_columns(self.keys, self.records, row_bytes_max)
 
 
 def gather_copies(keys: Sequence[bytes], records: Sequence[bytes], site: int) -> Copies | None:

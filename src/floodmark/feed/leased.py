@@ -167,7 +167,7 @@ class RowState(Generic[Row]):
         return self.row
 
     def store(self, row: Row) -> tuple[Row, list[WriteRow]]:
-        """The row as it is stored, and the writes that store it."""
+        """The row as it is stored, and the writes that store it: the first of them is enough."""
         return row, [(META, self.kind.key(row.name), msgspec.json.encode(row))]
 
     def take_over(self, stored: Row) -> None:
@@ -180,7 +180,7 @@ class RowState(Generic[Row]):
             vars(self).update({**vars(other), "lock": self.lock})
 
     def remove(self) -> list[WriteRow]:
-        """The writes that delete the row."""
+        """The writes that delete the row: the last of them."""
         return [(META, self.kind.key(self.row.name), None)]
 
 
@@ -269,7 +269,8 @@ class LeasedReaders(Generic[Row, State]):
         except FloodmarkError:
             self.let_go(row.name)
             raise
-        return row
+        shown: Row = state.show()
+        return shown
 
     def update(self, name: str, change: Callable[[Row], Row], *, wanted: bool = False) -> Row:
         """Store a changed row; `change` may refuse.  On a nearly full disk a `wanted` change is refused."""
@@ -280,7 +281,7 @@ class LeasedReaders(Generic[Row, State]):
             with state.lock:
                 row = change(state.show())
                 stored, rows = state.store(row)
-                self.storage.store(rows)
+                self.storage.store_in_portions(rows)
                 state.take_over(stored)
         return row
 
@@ -288,7 +289,7 @@ class LeasedReaders(Generic[Row, State]):
         """Delete a reader, then release its safe point."""
         state = self.state(name)
         with self.storage.settled():
-            self.storage.store(state.remove())
+            self.storage.store_in_portions(state.remove())
             self.states.pop(name, None)
         self.let_go(name)
 

@@ -195,7 +195,7 @@ class SafePoints:
         with self.storage.settled(), self.lock:
             expired = [point for point in self._named.values() if point.expires_at_ms <= now_ms]
             if expired:
-                self.storage.store([(META, _key(point.name), None) for point in expired])
+                self.storage.store_in_portions([(META, _key(point.name), None) for point in expired])
                 for point in expired:
                     self._named.pop(point.name, None)
 

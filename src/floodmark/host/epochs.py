@@ -116,7 +116,7 @@ class Epochs:
                     "its last use; write fewer, or use their names again"
                 )
         forgotten: list[WriteRow] = [(META, held, None) for held in self._streams.keys() - streams.keys()]
-        self._storage.store([*forgotten, (META, key, msgspec.json.encode(row))])
+        self._storage.store_in_portions([*forgotten, (META, key, msgspec.json.encode(row))])
         self._streams = streams | {key: row}
 
     def _is_used(self, row: StreamRow) -> bool:

@@ -27,13 +27,15 @@ from typing import Final, Protocol
 from floodmark.clock import TimeSource, system_time_ms
 from floodmark.engine import Engine, Row, WriteRow
 from floodmark.log.base import DEFAULT_SETTINGS, NO_MARKS, EntryId, LedgerSettings, Marks, Segment
-from floodmark.model.errors import Closed, Corruption, InvalidName, OutcomeUnknown
+from floodmark.model.errors import Closed, Corruption, InvalidName, InvalidValue, OutcomeUnknown
 from floodmark.model.limits import PAGE_BYTES_MAX, PAGE_ROWS_MAX
 from floodmark.model.ranges import after
 
 FAMILY: Final = "ledger"
 # The head row is stored when it lags by this many entries.
 HEAD_LAG_MAX: Final = 256
+# The marks of an entry change its row, that of its marks and perhaps that of its segment.
+ROWS_PER_MARK: Final = 3
 _ENTRY, _MARK, _SEGMENT, _HEAD, _NEXT = b"e", b"m", b"s", b"h", b"n"
 _END: Final = b"\x00"
 _BEYOND: Final = b"\x01"
@@ -179,6 +181,7 @@ class StoredLedger:
         self._prefix = name.encode("utf-8") + _END
         self._store = store
         self._engine = store.engine
+        self.entry_bytes_max = store.engine.limits.value_bytes_max
         self._lock = Lock()
         self._book = SegmentBook(settings, time_source)
         self._marked: dict[EntryId, bytes] = {}
@@ -197,11 +200,17 @@ class StoredLedger:
         with self._writing():
             number = self._next
             opened = self._book.segment_for(number, len(entry))
+            if len(entry) > self.entry_bytes_max:
+                raise InvalidValue(
+                    f"an entry of {len(entry):,} bytes does not fit into the ledger {self.name!r}; the "
+                    f"database of this site takes {self.entry_bytes_max:,}. Write smaller records",
+                    size=len(entry),
+                )
             rows: list[WriteRow] = [(FAMILY, self._key(_ENTRY, number), entry)]
             if opened is not None:
                 row = _SEGMENT_ROW.pack(opened.first, opened.opened_ms)
                 rows.append((FAMILY, self._key(_SEGMENT, opened.id), row))
-            known = self._known(marks)
+            known = self._shorten(self._known(marks))
             # An id is never used twice, even if this append fails.
             self._next += 1
             try:
@@ -217,7 +226,7 @@ class StoredLedger:
 
     def mark(self, marks: Marks) -> None:
         with self._writing():
-            self._remove(self._known(marks))
+            self._remove(self._shorten(self._known(marks)))
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -232,6 +241,18 @@ class StoredLedger:
             self._fresh_since = self._store.recoveries
             self._fresh |= marks
             self._apply(marks)
+
+    def _shorten(self, marks: Marks) -> Marks:
+        """Store the marks of the first entries, if one write of the engine does not take all; the rest.
+
+        A crash may leave only these: a transaction loses its first record first, and the others mean nothing.
+        """
+        entries = sorted(marks)
+        marks_max = max(1, (self._engine.limits.batch_rows_max - len(self._doubtful)) // ROWS_PER_MARK - 2)
+        while len(entries) > marks_max:
+            first, entries = entries[:marks_max], entries[marks_max:]
+            self._remove({number: marks[number] for number in first})
+        return {number: marks[number] for number in entries}
 
     def delete(self) -> None:
         with self._lock, self._store.settled():
@@ -268,13 +289,12 @@ class StoredLedger:
     # Rows
 
     def _known(self, marks: Marks) -> dict[EntryId, bytes | None]:
-        """The marks of entries that exist."""
-        return {number: bits for number, bits in marks.items() if number in self._book.sizes}
+        """The marks of entries that exist, with those that a failure may have undone."""
+        known = {number: bits for number, bits in marks.items() if number in self._book.sizes}
+        return {**self._fresh, **known} if self._store.recoveries != self._fresh_since else known
 
     def _rows(self, marks: Marks, opened: Segment | None = None) -> list[WriteRow]:
-        """The rows that marks change, with those that earlier failures left to be written."""
-        if self._fresh and self._store.recoveries != self._fresh_since:
-            marks = {**self._fresh, **marks}
+        """The rows that marks change, with those of appends that earlier failures left."""
         gone = {number for number, bits in marks.items() if bits is None}
         rows: list[WriteRow] = [(FAMILY, self._key(_ENTRY, number), None) for number in self._doubtful]
         for number, bits in marks.items():
@@ -301,7 +321,8 @@ class StoredLedger:
                 self._marked.pop(number, None)
             else:
                 self._marked[number] = bits
-        self._book.remove(number for number, bits in marks.items() if bits is None)
+        gone = [number for number, bits in marks.items() if bits is None]
+        self._book.remove(number for number in gone if number in self._book.sizes)
 
     def _key(self, kind: bytes, number: int) -> bytes:
         return self._prefix + kind + _NUMBER.pack(number)
@@ -331,7 +352,9 @@ class StoredLedger:
                 yield self._number_of(key), value
 
     def _pages(self, start: bytes, end: bytes) -> Iterator[list[Row]]:
-        while page := self._engine.scan(FAMILY, start, end, rows_max=PAGE_ROWS_MAX, bytes_max=PAGE_BYTES_MAX):
+        # A page is also removed in one write.
+        rows_max = min(PAGE_ROWS_MAX, self._engine.limits.batch_rows_max)
+        while page := self._engine.scan(FAMILY, start, end, rows_max=rows_max, bytes_max=PAGE_BYTES_MAX):
             yield page
             start = after(page[-1][0])
 

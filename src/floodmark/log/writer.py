@@ -27,9 +27,10 @@ from threading import Condition, Lock, Thread, current_thread
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from floodmark.clock import TimeSource, monotonic_seconds
-from floodmark.codec.entries import encode_bare, encode_batch
+from floodmark.codec.entries import ENTRY_HEAD_BYTES, RECORD_HEAD_BYTES, encode_bare, encode_batch
 from floodmark.log.acknowledgement import Acknowledgements
 from floodmark.log.base import EntryId, Ledger, Marks, Position
 from floodmark.log.statistics import FlushCounter, LogStatistics, Trigger
@@ -504,8 +505,13 @@ def open_log(
     decode: Callable[[bytes], Record],
     time_source: TimeSource,
 ) -> OpenLog[Record]:
-    """Open the log of a name.  The first record creates its ledger."""
+    """Open the log of a name.  The first record creates its ledger.
+
+    An entry holds as many records as the settings and the engine allow.
+    """
     ledger = StoredLedger(store, name, time_source=time_source)
+    heads = ENTRY_HEAD_BYTES + RECORD_HEAD_BYTES * settings.max_records
+    settings = replace(settings, max_bytes=min(settings.max_bytes, max(1, ledger.entry_bytes_max - heads)))
     acknowledgements = Acknowledgements(ledger)
     live = [(position, decode(record)) for position, record in acknowledgements.recover()]
     return OpenLog(

@@ -34,7 +34,6 @@ from floodmark.model.errors import (
     PartitionMoved,
     StaleLink,
 )
-from floodmark.model.limits import LOG_ROW_BYTES_MAX
 from floodmark.model.partition import HoldKind
 from floodmark.model.version import Version
 from floodmark.partition.commit.commit import (
@@ -117,8 +116,6 @@ class Committer:
         self._clock = clock
         self._site_id = site_id
         self._round_bytes_max = round_bytes_max
-        # A quarter for the lengths of keys and values, which may take more than these.
-        self.log_row_bytes_max = min(LOG_ROW_BYTES_MAX, storage.engine.limits.value_bytes_max // 4)
         # Floors of the round at work, and of the oldest commit that is written but not synced.
         self._open_floor: Version | None = None
         self._unsynced_floor: Version | None = None
@@ -424,7 +421,7 @@ class Committer:
                 commit.error = error
                 continue
             if (writes := commit.writes) is not None:
-                encoded = encode_commit_rows(commit, mint(), self._site_id, self.log_row_bytes_max)
+                encoded = encode_commit_rows(commit, mint(), self._site_id, self._storage.log_row_bytes_max)
                 if writes.guards and not self._engine.write(encoded, writes.guards):
                     commit.version, commit.error = 0, late()
                     continue

@@ -76,16 +76,17 @@ class Decided(RoundStep):
             if not groups or groups[-1][0] is not partition:
                 groups.append((partition, []))
             groups[-1][1].append(key)
+        place = self._committer.place
         rows: list[WriteRow] = []
         for partition, keys in groups:
             version = mint.another()
             writes = self._merge(partition, keys, [written[key] for key in keys], version)
             part = Commit(partition, writes, durable=self.durable)
-            rows += encode_commit_rows(
-                part, version, self._committer.place.site, self._committer.log_row_bytes_max
-            )
+            rows += encode_commit_rows(part, version, place.site, place.storage.log_row_bytes_max)
             self._parts.append((partition, part))
-            self.version = version
+        # Each partition fits, but what they are merged into may be too much for one write.
+        place.storage.require_fitting(rows)
+        self.version = version
         return rows
 
     def _merge(

@@ -9,7 +9,8 @@ after it still wins.  An ordinary delete, with a stamp of that moment, would win
 A record is written again only while it is the newest of its key, which is asked inside the commit.  The row
 of the index goes in the same write, so an expiry is written once, also over restarts.  Garbage collection
 leaves an expired record until then (`told_through`).  Only a record that had expired when it was committed is
-left out: no reader saw it alive.
+left out: no reader saw it alive.  An expiry waits for the end of a prepared write on its key, whose commit
+would have to take it out of the log again.
 
 Nodes that share an engine share the index, and each tells the expiries of its own partitions.  What is left
 in the index is not told, whichever node has to: that is how far garbage collection may go.
@@ -62,6 +63,8 @@ class Expiries:
         # The second with which the pass began that the last call has not ended, and where it goes on.
         self._first = 0
         self._next: bytes | None = None
+        # The lowest second of the expiries that this pass has left for a later one.
+        self._waiting: int | None = None
         self._committer = committer
         self._place = committer.place
         self._clock = clock
@@ -79,7 +82,7 @@ class Expiries:
         return decode_index_key(first[0][0]).second - 1 if first else now
 
     def tell(self, *, anew: bool = False) -> bool:
-        """Write the expiries of this node that have come due; whether none is left.
+        """Write the expiries of this node that have come due; whether the pass over them has ended.
 
         A pass goes on where the last call has left it.  It begins with what was not told before, or `anew`
         with the first row of the index.  While the storage refuses writes, it does nothing.
@@ -92,13 +95,14 @@ class Expiries:
         first = 0 if anew else self._told_through
         start, end = index_range(first, now_ms // 1000)
         if self._next is None or first < self._first:
-            self._first, self._next = first, start
+            self._first, self._next, self._waiting = first, start, None
         for _ in range(COMMITS_MAX):
             step = Expire(self._place, self._serving, self._next, end, now_ms)
             self._committer.commit(step)
             self._next = step.next
+            self._waiting = step.waiting if self._waiting is None else self._waiting
             if self._next is None:
-                self._told_through = now_ms // 1000
+                self._told_through = now_ms // 1000 if self._waiting is None else self._waiting - 1
                 return True
         return False
 
@@ -137,6 +141,8 @@ class Expire(RoundStep):
         super().__init__(None)
         # Where the index goes on behind the rows that were read; None if no row was left.
         self.next: bytes | None = None
+        # The lowest second of the expiries that wait for prepared writes.
+        self.waiting: int | None = None
         self._place = place
         self._serving = serving
         self._start = start
@@ -153,13 +159,17 @@ class Expire(RoundStep):
         records: dict[bytes, bytes] = {}
         rows: list[WriteRow] = []
         size = 0
-        self.next = None
+        self.next = self.waiting = None
         self._written = []
         for key, _ in page:
             row = decode_index_key(key)
             found = None
             if not self._partition_of(row).retired:
                 found = self._find(engine, row)
+                if found is not None and self._place.prepared.on(found[:1]):
+                    self.waiting = row.second if self.waiting is None else self.waiting
+                    self.next = after(key)
+                    continue
                 added = 0 if found is None else len(found[0]) + len(found[1])
                 if size and size + added > bytes_max:
                     break
@@ -214,8 +224,9 @@ class Expire(RoundStep):
             written.keys.append(key)
             written.values.append(records[key])
             rows.append((DATA, encode_prefix(key) + encode_version(written.version), records[key]))
+        log_row_bytes_max = self._place.storage.log_row_bytes_max
         for version, partition, keys, values in self._written:
-            for chunk, row in enumerate(encode_commit(keys, values)):
+            for chunk, row in enumerate(encode_commit(keys, values, log_row_bytes_max)):
                 rows.append((LOG, encode_log_key(partition.log_id, version, chunk), row))
         return rows
 

@@ -427,7 +427,7 @@ class Node:
         gone = [log.id for log in logs if log.sealed_at is not None and log.sealed_at <= through]
         if gone:
             with self.storage.settled():
-                self.storage.store([remove_log(log_id) for log_id in gone])
+                self.storage.store_in_portions([remove_log(log_id) for log_id in gone])
                 self.load()
 
     def observe(self, version: Version) -> None:

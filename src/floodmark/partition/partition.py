@@ -336,7 +336,7 @@ class LocalPartition:
     def _crowded_by(self, writes: Writes | None) -> list[OpenWrite]:
         if writes is None:
             return []
-        return self._prepared.on_crowded(writes.keys, writes.size, self.limits.bytes_max // 2)
+        return self._prepared.on_crowded(writes, self.limits)
 
     def _settle(self, writes: Sequence[OpenWrite]) -> None:
         settle_writes(self, writes, self._prepared.settler)

@@ -42,8 +42,9 @@ from floodmark.partition.node import Node
 from floodmark.partition.prepared.writes import read_prepared
 from floodmark.partition.recounting import count_log, end_log, recount
 
-# Partitions that change hands in one write.
+# Partitions that change hands in one write, and the rows of each.
 BATCH_MAX: Final = 100
+ROWS_PER_PARTITION: Final = 5
 
 
 def take_over(node: Node, dead: int, incarnation: int, heirs: Sequence[int] = ()) -> int:
@@ -53,10 +54,11 @@ def take_over(node: Node, dead: int, incarnation: int, heirs: Sequence[int] = ()
     """
     guard, owners = fence_guard(dead, incarnation), cycle((node.number, *heirs))
     taken = 0
+    batch_max = min(BATCH_MAX, (node.engine.limits.batch_rows_max - 1) // ROWS_PER_PARTITION)
     with node.storage.settled():
         estate = _Estate(node, dead)
-        for first in range(0, len(estate.rows), BATCH_MAX):
-            batch = estate.rows[first : first + BATCH_MAX]
+        for first in range(0, len(estate.rows), batch_max):
+            batch = estate.rows[first : first + batch_max]
             build = partial(estate.pass_on, [(row, next(owners)) for row in batch])
             node.committer.sync_in_turn()
             if not node.committer.store_in_turn(build, (guard,)):

@@ -9,8 +9,9 @@ An acknowledgement clears a few bits among thousands.  It is written as a step o
 under a version that the step mints: it shares a sync with all other commits of that moment, and subscriptions
 do not wait for each other.
 
-Many changes are compacted: one atomic write stores the whole row anew and deletes them.  The row names the
-last change that it includes, so that a reader does not step over the tombstones of earlier ones.
+Many changes are compacted: a write stores the whole row anew and deletes them, or as many of them as the
+engine takes; further writes delete the rest.  The row names the last change that it includes, so that a
+reader begins behind it and does not step over the tombstones of earlier ones.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -97,7 +98,8 @@ class SubscriptionState(RowState[SubscriptionRow]):
         return stored, [*rows, *self._remove_changes()]
 
     def remove(self) -> list[WriteRow]:
-        return [*super().remove(), *self._remove_changes()]
+        # The latest change first: what a failure leaves is the subscription as it was before.
+        return [*reversed(list(self._remove_changes())), *super().remove()]
 
     def _remove_changes(self) -> Iterator[WriteRow]:
         return ((META, _change_key(self.row.name, version), None) for version in self._versions)

@@ -458,9 +458,11 @@ def _new_row(
     readers.require_room()
     namespace, created_at = readers.resolve_namespace(spec.namespace)
     readers.require_reached(spec.name, start)
-    # Above every epoch of an earlier subscription of this name.
+    # Above every epoch of an earlier subscription of this name, and above what is left of its changes.
     epoch = readers.resolved_version()
-    row = SubscriptionRow(spec=spec, namespace_id=namespace, through=0, epoch=epoch, moved=epoch)
+    row = SubscriptionRow(
+        spec=spec, namespace_id=namespace, through=0, epoch=epoch, moved=epoch, changed=epoch
+    )
     return _begin_at(row, max(start, created_at), snapshot=snapshot)
 
 

@@ -181,7 +181,8 @@ def encode_commit_rows(
     if writes.copies is not None:
         copies = writes.copies
         commit.tallies = ((version, keys[0][:NAMESPACE_BYTES], len(keys), copies.digest(), False),)
-        return chain(_data_rows(writes, suffix), _log_rows(writer, version, copies.encode_rows()))
+        log_rows = _log_rows(writer, version, copies.encode_rows(log_row_bytes_max))
+        return chain(_data_rows(writes, suffix), log_rows)
     if not writes.own:
         commit.tallies = [
             (version, namespace, count, digest, own)

@@ -83,8 +83,10 @@ class Entrance:
     def __init__(self, limits: EngineLimits) -> None:
         # Narrower than those of the model where the engine's are.
         self.qualified_bytes_max = min(QUALIFIED_BYTES_MAX, _qualified_bytes_max(limits.key_bytes_max))
-        self._stored_bytes_max = limits.value_bytes_max
-        self.plain_bytes_max = min(PLAIN_BYTES_MAX, limits.value_bytes_max)
+        self._copied_bytes_max = limits.value_bytes_max
+        # Its origin is added to a record when it has expired, and a version while it is prepared.
+        self._own_bytes_max = limits.value_bytes_max - STAMP_BYTES
+        self.plain_bytes_max = min(PLAIN_BYTES_MAX, self._own_bytes_max)
         self._policies: Mapping[bytes, str] | None = None
         # Refuses changes of a link that come too late; returns the guards under which others are written.
         self.admit: Callable[[LinkGuard], Sequence[Guard]] = lambda _: ()
@@ -103,7 +105,7 @@ class Entrance:
         check_keys(keys)
         if len(values) != len(keys):
             raise InvalidArgument(f"{len(keys):,} keys came with {len(values):,} values; send one for each")
-        self._check_engine(keys, values)
+        self._check_engine(keys, values, kind)
         namespaces = namespaces_of(keys)
         if namespaces <= self.plain:
             if kind is WriteKind.MERGE:
@@ -113,23 +115,24 @@ class Entrance:
         for key, value in zip(keys, values, strict=True):
             _check_record(key, value, policies[key[:NAMESPACE_BYTES]], kind)
 
-    def _check_engine(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+    def _check_engine(self, keys: Sequence[bytes], values: Sequence[bytes], kind: WriteKind) -> None:
         """Refuse keys and values that only this site's engine cannot hold."""
         if self.qualified_bytes_max < QUALIFIED_BYTES_MAX:
             longest = max(keys, key=len)
-            size, size_max = (n - NAMESPACE_BYTES for n in (len(longest), self.qualified_bytes_max))
-            if size > size_max:
+            size, longest_max = (n - NAMESPACE_BYTES for n in (len(longest), self.qualified_bytes_max))
+            if size > longest_max:
                 raise InvalidKey(
                     f"the key {_shown(longest)} has {size:,} bytes; the database of this site takes "
-                    f"{size_max:,}. Hash it, or keep the rest in the value",
+                    f"{longest_max:,}. Hash it, or keep the rest in the value",
                     size=size,
                 )
-        if self._stored_bytes_max < STORED_BYTES_MAX:
+        size_max = self._copied_bytes_max if kind is WriteKind.COPY else self._own_bytes_max
+        if size_max < STORED_BYTES_MAX:
             size, key = max(zip(map(len, values), keys, strict=True))
-            if size > self._stored_bytes_max:
+            if size > size_max:
                 raise InvalidValue(
                     f"the record of {_shown(key)} has {size:,} bytes; the database of this site takes "
-                    f"{self._stored_bytes_max:,}. Write it in parts, or keep it elsewhere",
+                    f"{size_max:,}. Write it in parts, or keep it elsewhere",
                     key=key[NAMESPACE_BYTES:],
                     size=size,
                 )

@@ -10,7 +10,8 @@ rewrites these as if the commit had come first:
 
 Only plain gets can have read these records before (`prepared/writes.py` says why).
 
-A decision is always carried out: no limit is checked here, and a total that would not fit is capped.
+A decision is always carried out: no limit is checked here, and a total that would not fit is capped.  Commits
+above an open write leave room for this in an engine batch, or wait (`PreparedWrites.on_crowded`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -71,15 +72,16 @@ class Correction(NamedTuple):
 class Insertion:
     """A commit at a version below others, key by key; then, all that has to be written for it."""
 
-    def __init__(self, engine: Engine, log: int, version: Version, site: int) -> None:
+    def __init__(self, engine: Engine, log: int, version: Version, site: int, log_row_bytes_max: int) -> None:
         # What each key logs at the version.
         self.logged: list[bytes] = []
         self.corrections: list[Correction] = []
         self._engine = engine
-        self._log = LoggedCommits(engine, log)
+        self._log = LoggedCommits(engine, log, log_row_bytes_max)
         self._log_id = log
         self._version = version
         self._site = site
+        self._log_row_bytes_max = log_row_bytes_max
         self._rows: list[WriteRow] = []
 
     def add(self, key: bytes, prefix: bytes, value: bytes) -> None:
@@ -111,7 +113,7 @@ class Insertion:
     def rows(self, keys: Sequence[bytes]) -> list[WriteRow]:
         """All rows of the commit, whose keys have been added in order, and of what changes above it."""
         rows = self._rows + self._log.rewritten(self.corrections)
-        for chunk, row in enumerate(encode_commit(keys, self.logged)):
+        for chunk, row in enumerate(encode_commit(keys, self.logged, self._log_row_bytes_max)):
             rows.append((LOG, encode_log_key(self._log_id, self._version, chunk), row))
         stored = [(engine_key, value) for _, engine_key, value in self._rows if value is not None]
         return rows + index_rows(*zip(*stored, strict=True))
@@ -124,9 +126,10 @@ class Insertion:
 class LoggedCommits:
     """The commits of a change log, looked up by version and key, and written anew."""
 
-    def __init__(self, engine: Engine, log: int) -> None:
+    def __init__(self, engine: Engine, log: int, row_bytes_max: int) -> None:
         self._engine = engine
         self._log = log
+        self._row_bytes_max = row_bytes_max
         self._commits: dict[Version, dict[bytes, bytes | None]] = {}
         self._chunks: dict[Version, list[bytes]] = {}
 
@@ -158,7 +161,8 @@ class LoggedCommits:
         }
         left |= {key: after for key, after in changes.items() if after is not None}
         keys = sorted(left)
-        encoded = encode_commit(keys, [left[key] for key in keys]) if keys else []
+        values = [left[key] for key in keys]
+        encoded = encode_commit(keys, values, self._row_bytes_max) if keys else []
         for chunk, row in enumerate(encoded):
             yield LOG, encode_log_key(self._log, version, chunk), row
         for row_key in self._chunks[version]:

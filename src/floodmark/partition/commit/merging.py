@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Final
 
+from floodmark.codec.changelog import SINGLE_HEAD_BYTES
 from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.codec.stamps import NO_STAMP, encode_stamp, find_origins, own_stamp
 from floodmark.codec.states import (
@@ -73,6 +74,7 @@ def merge_writes(engine: Engine, writes: Writes, limits: CommitLimits, merge: Me
         keys.append(key)
         prefixes.append(prefix)
         merged.append(written)
+        _require_storable(engine, key, written)
         size += len(key) + max(map(len, written))
         if size > limits.bytes_max:
             raise CommitTooLarge(
@@ -84,6 +86,19 @@ def merge_writes(engine: Engine, writes: Writes, limits: CommitLimits, merge: Me
         return None
     stored, logged = [each.stored for each in merged], [each.logged for each in merged]
     return Writes(keys, prefixes, stored, size, own=writes.own, loaded=writes.loaded, logged=logged)
+
+
+def _require_storable(engine: Engine, key: bytes, written: Written) -> None:
+    """Refuse a record, or a row of the change log with it alone, that the engine does not take."""
+    size = max(len(written.stored), len(key) + len(written.logged) + SINGLE_HEAD_BYTES)
+    if size > engine.limits.value_bytes_max and is_state(written.logged):
+        raise InvalidValue(
+            f"with what it is merged into, {key[NAMESPACE_BYTES:]!r:.60} would have {size:,} bytes; the "
+            f"database of this site takes {engine.limits.value_bytes_max:,}. Delete fields of it, or cut it "
+            "into several keys",
+            key=key[NAMESPACE_BYTES:],
+            size=size,
+        )
 
 
 def _merge_one(merge: Merge, key: bytes, row: Row | None, value: bytes) -> Written | None:
@@ -140,7 +155,7 @@ def delete_at(version: Version, site: int) -> Merge:
 def apply_at(version: Version, site: int) -> Merge:
     """What comes from another site is stored where it wins, and states are merged where they add something.
 
-    No limit holds here: what each site was allowed to write, all of them have to take in.
+    Only the engine's limits hold here: what each site was allowed to write, all of them have to take in.
     """
     own = Stamp(version, site)
 

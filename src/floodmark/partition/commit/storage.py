@@ -14,12 +14,13 @@ from floodmark.engine import Engine, Guard, WriteRow, durable_writes
 from floodmark.model.errors import (
     Closed,
     FloodmarkError,
+    LimitExceeded,
     NamespaceNotFound,
     OutcomeUnknown,
     PartitionStopped,
     StorageFailed,
 )
-from floodmark.model.limits import PAGE_BYTES_MAX, PAGE_ROWS_MAX
+from floodmark.model.limits import LOG_ROW_BYTES_MAX, PAGE_BYTES_MAX, PAGE_ROWS_MAX
 from floodmark.model.ranges import after
 from floodmark.partition.commit.commit import Commit
 from floodmark.partition.commit.entering import Entrance
@@ -47,6 +48,8 @@ class Storage:
         self.recoveries = 0
         # The guards of site-wide writes, where several nodes share the engine (`fencing.py`).
         self.keeper_guards: Callable[[], Sequence[Guard]] = tuple
+        # A quarter, because the lengths of keys and values may take more bytes than these.
+        self.log_row_bytes_max = min(LOG_ROW_BYTES_MAX, engine.limits.value_bytes_max // 4)
         # Called after each recovery, with the turn held.
         self.on_recovery: list[Callable[[], None]] = []
         self._refusal: FloodmarkError | None = None
@@ -121,6 +124,7 @@ class Storage:
 
     def store_guarded(self, rows: Sequence[WriteRow], guards: Sequence[Guard]) -> bool:
         """`store` unless a guard does not hold: then False."""
+        self.require_fitting(rows)
         try:
             if not self.write_durably(rows, guards):
                 return False
@@ -150,17 +154,48 @@ class Storage:
 
         They are cut into batches that the engine takes: any number of the first rows must be harmless alone.
         """
+        for batch in self._cut(rows):
+            self._store_settled(batch, guards)
+
+    def store_in_portions(self, rows: Sequence[WriteRow], guards: Sequence[Guard] = ()) -> None:
+        """`store` in as many writes as the engine needs.  After a failure, only the first rows may be there.
+
+        The caller holds the turn.
+        """
+        for batch in self._cut(rows):
+            self.store_guarded(batch, guards)
+
+    def _cut(self, rows: Sequence[WriteRow]) -> Iterator[Sequence[WriteRow]]:
+        """Cut rows into batches that the engine takes."""
         limits = self.engine.limits
         batch: list[WriteRow] = []
         size = 0
         for row in rows:
-            added = len(row[1]) + len(row[2] or b"")
+            added = _size_of(row)
             if batch and (len(batch) == limits.batch_rows_max or size + added > limits.batch_bytes_max):
-                self._store_settled(batch, guards)
+                yield batch
                 batch, size = [], 0
             batch.append(row)
             size += added
-        self._store_settled(batch, guards)
+        if batch:
+            yield batch
+
+    def require_fitting(self, rows: Sequence[WriteRow]) -> None:
+        """Raise `LimitExceeded` for rows that the engine does not take in one write."""
+        limits = self.engine.limits
+        size, largest = sum(map(_size_of, rows)), max((len(row[2] or b"") for row in rows), default=0)
+        if (
+            len(rows) > limits.batch_rows_max
+            or size > limits.batch_bytes_max
+            or largest > limits.value_bytes_max
+        ):
+            raise LimitExceeded(
+                f"{len(rows):,} rows of {size:,} bytes, the largest of {largest:,}, belong in one write; the "
+                f"database of this site takes {limits.batch_rows_max:,} rows of {limits.batch_bytes_max:,} "
+                f"bytes, and {limits.value_bytes_max:,} bytes in one row. Nothing was written; write less at "
+                "once, or raise the limits of the database",
+                size=size,
+            )
 
     def _store_settled(self, rows: Sequence[WriteRow], guards: Sequence[Guard]) -> None:
         with self.settled():
@@ -223,6 +258,10 @@ class Storage:
         except BaseException as failure:
             self.stop(failed=isinstance(failure, FloodmarkError))
             raise
+
+
+def _size_of(row: WriteRow) -> int:
+    return len(row[1]) + len(row[2] or b"")
 
 
 def refused(failure: FloodmarkError) -> FloodmarkError:

@@ -30,6 +30,7 @@ from floodmark.partition.prepared.writes import (
     is_stored,
     load_values,
     remove_rows,
+    require_key_fits,
     store_rows,
 )
 
@@ -84,6 +85,7 @@ class Prepare(RoundStep):
         if self.blocking:
             return ()
         place.prepared.require_room(writes.size)
+        require_key_fits(transaction, writes.keys, place.engine.limits.key_bytes_max)
         version = mint()
         states = writes.only(list(map(is_state, writes.values)))
         if states is not None:
@@ -146,7 +148,9 @@ class CommitPrepared(RoundStep):
         self._require_free(write)
         if place.storage.is_unusual:
             place.storage.require_writers()
-        insertion = Insertion(place.engine, partition.log_id, self._at, place.site)
+        insertion = Insertion(
+            place.engine, partition.log_id, self._at, place.site, place.storage.log_row_bytes_max
+        )
         for key, prefix, value in zip(write.keys, encode_prefixes(write.keys), values, strict=True):
             insertion.add(key, prefix, value)
         self._write, self._insertion, self.version = write, insertion, self._at

@@ -42,11 +42,13 @@ from typing import Final
 
 from floodmark.codec.ordered import VERSION_BYTES
 from floodmark.engine import Engine, WriteRow
-from floodmark.model.errors import Corruption, InvalidArgument, Retryable
+from floodmark.model.errors import Corruption, InvalidArgument, InvalidKey, Retryable
 from floodmark.model.limits import MIB, PAGE_BYTES_MAX, PAGE_ROWS_MAX
-from floodmark.model.partition import Decision, Fate, PreparedWrite, Settler
+from floodmark.model.partition import CommitLimits, Decision, Fate, PreparedWrite, Settler
 from floodmark.model.ranges import KeyRange, after, prefix_end
 from floodmark.model.version import Version
+from floodmark.partition.commit.commit import BYTES_PER_BYTE, Writes
+from floodmark.partition.commit.merging import is_state
 from floodmark.partition.families import META
 from floodmark.partition.prepared.lines import KeyLines
 
@@ -61,7 +63,7 @@ TRANSACTION_ID_BYTES_MAX: Final = 255
 class OpenWrite:
     """A prepared write.  `ended` is set when it has ended, or when the node does not serve it any more."""
 
-    __slots__ = ("bytes", "ended", "keys", "newer_bytes", "transaction", "version")
+    __slots__ = ("bytes", "ended", "keys", "newer_bytes", "newer_changes", "transaction", "version")
 
     def __init__(
         self, transaction: str, version: Version, keys: Sequence[bytes], size: int, newer_bytes: int | None
@@ -73,6 +75,7 @@ class OpenWrite:
         self.bytes = size
         # The size of the commits above it that its own commit may have to rewrite; None if unknown.
         self.newer_bytes = newer_bytes
+        self.newer_changes = 0
         self.ended = Event()
 
     def overlaps(self, keys: KeyRange) -> bool:
@@ -187,19 +190,28 @@ class PreparedWrites:
             if (until is None or version <= until) and write.overlaps(keys)
         ]
 
-    def on_crowded(self, keys: Iterable[bytes], size: int, bytes_max: int) -> list[OpenWrite]:
-        """Count a commit on some keys, which the commit of a prepared write below it may have to rewrite.
+    def on_crowded(self, commit: Writes, limits: CommitLimits) -> list[OpenWrite]:
+        """Count a commit, which the commit of a prepared write below it may have to rewrite.
 
-        Returns the writes for which that would exceed one engine batch; then nothing is counted.
+        Returns the writes for which that would exceed one engine batch, or for which a merged state would
+        exceed one value; then nothing is counted.
         """
-        writes = self.on(keys)
+        writes, changes = self.on(commit.keys), len(commit.keys)
+        largest = max((len(value) for value in commit.values if is_state(value)), default=0) if writes else 0
         crowded = [
-            write for write in writes if write.newer_bytes is None or write.newer_bytes + size > bytes_max
+            write
+            for write in writes
+            if write.newer_bytes is None
+            or write.newer_bytes + commit.size > limits.bytes_max // 2
+            # Four rows for each of its keys, at most half of `changes_max`, leave so many changes.
+            or write.newer_changes + changes > limits.changes_max // 3
+            or (largest and largest + BYTES_PER_BYTE * write.bytes > self._engine.limits.value_bytes_max)
         ]
         if not crowded:
             for write in writes:
                 assert write.newer_bytes is not None
-                write.newer_bytes += size
+                write.newer_bytes += commit.size
+                write.newer_changes += changes
         return crowded
 
     def release(self) -> None:
@@ -241,6 +253,17 @@ def load_values(engine: Engine, write: OpenWrite) -> list[bytes] | None:
     stored = engine.get_many(META, [prefix + key for key in write.keys])
     values = [value[VERSION_BYTES:] for value in stored if value is not None]
     return values if len(values) == len(write.keys) else None
+
+
+def require_key_fits(transaction: str, keys: Sequence[bytes], key_bytes_max: int) -> None:
+    """Refuse qualified keys whose rows would have longer keys than the engine takes."""
+    size = len(_encode_prefix(transaction)) + max(map(len, keys))
+    if size > key_bytes_max:
+        raise InvalidKey(
+            f"a key of transaction {transaction!r:.80} would have {size:,} bytes while it is prepared; the "
+            f"database of this site takes {key_bytes_max:,}. Shorten the key, or the id of the transaction",
+            size=size,
+        )
 
 
 def is_stored(engine: Engine, write: OpenWrite) -> bool:

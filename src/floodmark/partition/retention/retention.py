@@ -93,7 +93,7 @@ class Retention:
         }
         if raised:
             rows = [store_version(COLLECTED + namespace, version) for namespace, version in raised.items()]
-            self._storage.store_guarded(rows, guards)
+            self._storage.store_in_portions(rows, guards)
             self.collected.update(raised)
 
     def collect(
