@@ -2,17 +2,20 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from floodmark.engine import MemoryEngine
 from floodmark.host.nodes import NodeHost
 from floodmark.model.limits import NODES_MAX
 from floodmark.partition import FAMILIES
 from floodmark.partition.membership import BEAT_MS, DEAD_MS
-from floodmark.server import Server, serve
+from floodmark.server import Server, ServerOptions, serve
 from floodmark.site import Site
 from floodmark.site.connecting import connect
 from floodmark.site.nodes import open_node
 from floodmark.testing.clock import SimulatedTime
+
+LOOPBACK: Final = "127.0.0.1:0"
 
 
 class SharedEngine(MemoryEngine):
@@ -48,7 +51,7 @@ class NodeCluster:
         )
         self.sites[number] = site
         if listens:
-            self.servers[number] = serve(site, "127.0.0.1:0")
+            self.servers[number] = serve(site, LOOPBACK, ServerOptions(metrics_listen=LOOPBACK))
         return site
 
     def host(self, number: int) -> NodeHost:

@@ -17,6 +17,7 @@ UNITS: dict[str, int | timedelta] = {
     "MiB": limits.MIB,
     "days": timedelta(days=1),
     "seconds": timedelta(seconds=1),
+    "ms": 1,
 }
 Value: TypeAlias = int | timedelta
 

@@ -1,14 +1,19 @@
 """The commands about nodes, over the servers of a site of several."""
 
 from collections.abc import Iterator
+from threading import Event
 
 import pytest
 from tests.cli.support import run
 from tests.nodes import NodeCluster, node_cluster
+from tests.waiting import HANG_SECONDS
 
+from floodmark.cli.commands import serving
 from floodmark.cli.commands.doctor import check_nodes
 from floodmark.host.examination import Severity
+from floodmark.host.nodes import NodeHost
 from floodmark.host.ports import Balance
+from floodmark.model.errors import Unreachable
 
 
 @pytest.fixture
@@ -59,3 +64,28 @@ def test_status_and_doctor_tell_of_nodes(cluster: NodeCluster, url: str) -> None
     assert finding.severity is Severity.WARNING
     assert "node 2" in finding.message
     assert check_nodes([]) == []
+
+
+def test_a_server_goes_on_rebalancing_after_a_failure_until_it_stops(
+    cluster: NodeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopping, ended, looked = Event(), Event(), list[NodeHost]()
+
+    def look(host: NodeHost) -> None:
+        looked.append(host)
+        if len(looked) == 1:
+            raise Unreachable("node 2 does not answer")
+        stopping.set()
+
+    def run_to_the_end(*arguments: object) -> None:
+        loop(*arguments)  # type: ignore[arg-type]
+        ended.set()
+
+    loop = serving._rebalance
+    monkeypatch.setattr(serving, "_REBALANCE_SECONDS", 0.001)
+    monkeypatch.setattr(serving, "rebalance", look)
+    monkeypatch.setattr(serving, "_rebalance", run_to_the_end)
+    serving._start_rebalancing(cluster.sites[1], serving.NodeOptions(), stopping)
+    serving._start_rebalancing(cluster.sites[1], serving.NodeOptions(rebalance=True), stopping)
+    assert ended.wait(HANG_SECONDS)
+    assert looked == [cluster.host(1)] * 2

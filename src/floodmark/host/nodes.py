@@ -28,6 +28,7 @@ from floodmark.host.local import LocalVersions
 from floodmark.host.parts import SiteNodes, SiteParts
 from floodmark.host.ports import PORTS, Host, PeerCredentials, PeerPort, PeerVersions, Port
 from floodmark.host.remote import RemoteNamespaces
+from floodmark.host.statistics import NodeCounters
 from floodmark.model.actions import Action
 from floodmark.model.errors import (
     FloodmarkError,
@@ -52,7 +53,7 @@ from floodmark.partition import META, Node
 from floodmark.partition.families import CEILING, NODES_SECRET
 from floodmark.partition.fencing import load_keeper
 from floodmark.partition.layout import read_metadata
-from floodmark.partition.membership import BEAT_MS, SharedNode
+from floodmark.partition.membership import BEAT_MS, SharedNode, drained_nodes
 from floodmark.routing import Router
 from floodmark.wire import Connection, RemotePartition, port_methods
 from floodmark.wire.address import parse_address
@@ -626,9 +627,20 @@ class NodeHost(Host):
         leaving.start()
         leaving.join(LEAVE_SECONDS)
 
+    def node_counters(self) -> NodeCounters:
+        shared = self.shared
+        return NodeCounters(node=shared.number, takeovers=shared.takeovers, restarts=shared.incarnations - 1)
+
     def require_ready(self) -> None:
+        number, node = self.shared.number, self.shared.node
         self.shared.membership.require()
-        self.shared.node.storage.require_wanted()
+        node.storage.require_wanted()
+        if number in drained_nodes(self._engine) and not any(row.node == number for row in node.rows):
+            raise PartitionMoved(
+                f"node {number} was drained, and other nodes serve its partitions; stop it, or start it "
+                "again to give it partitions",
+                node=number,
+            )
         super().require_ready()
 
     def physical_ms(self) -> int:

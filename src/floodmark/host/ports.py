@@ -30,6 +30,7 @@ from floodmark.host.directory import Identity
 from floodmark.host.examination import CheckResult
 from floodmark.host.statistics import (
     GarbageReport,
+    NodeCounters,
     NodeStatistics,
     PartitionHeat,
     PartitionStatistics,
@@ -593,6 +594,10 @@ class Host(ABC):
     def require_ready(self) -> None:
         """Raise the reason for which this process does not serve now."""
         self.versions.read_version()
+
+    def node_counters(self) -> NodeCounters | None:
+        """What this process counted as a node of several; None if it is none."""
+        return None
 
     def advertise(self, url: str, credentials: PeerCredentials) -> None:  # noqa: B027
         """Note where this process is served, and how it shows itself to other nodes."""

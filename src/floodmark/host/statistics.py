@@ -45,6 +45,17 @@ class NodeStatistics:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NodeCounters:
+    """What one process counted as a node, since it started."""
+
+    node: int
+    # Nodes that this one declared dead and replaced.
+    takeovers: int
+    # How often this one was fenced, and started again by itself.
+    restarts: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class PartitionHeat:
     """How busy a partition was, interval by interval, oldest first."""
 

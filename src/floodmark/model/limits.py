@@ -27,6 +27,10 @@ NAMESPACE_NAME_CHARACTERS_MAX: Final = 128
 PARTITIONS_MAX: Final = 10_000
 SITE_IDS_MAX: Final = 255
 NODES_MAX: Final = 64
+# The age of a node's last beat at which it stops to read the newest state, and at which others replace it.
+NODE_LEASE_MS_MAX: Final = 3_000
+NODE_SILENT_MS_MAX: Final = 5_000
+NODE_SKEW_MS_MAX: Final = 500
 SAFE_POINTS_MAX: Final = 10_000
 # What one caller of a server that does not administer the site may have of them.
 SAFE_POINTS_PER_CALLER_MAX: Final = 1_000

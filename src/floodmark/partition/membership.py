@@ -20,7 +20,7 @@ from floodmark.clock import HybridClock, TimeSource
 from floodmark.clock.hybrid import SKEW_MS_MAX as CLOCK_SKEW_MS_MAX
 from floodmark.engine import Engine, Guard
 from floodmark.model.errors import ClockSkew, FloodmarkError, InvalidOption, NodeFenced, SiteLocked
-from floodmark.model.limits import NODES_MAX
+from floodmark.model.limits import NODE_LEASE_MS_MAX, NODE_SILENT_MS_MAX, NODE_SKEW_MS_MAX, NODES_MAX
 from floodmark.model.version import Version
 from floodmark.partition.commit.entering import Entrance
 from floodmark.partition.families import BEAT, CEILING, DRAINED, FENCE, KEEPER, META
@@ -40,9 +40,9 @@ from floodmark.partition.node import ClosedMap, EngineBound, Node, resolved_vers
 from floodmark.partition.takeover import take_over
 
 BEAT_MS: Final = 1_000
-LEASE_MS: Final = 3_000
-DEAD_MS: Final = 5_000
-SKEW_MS_MAX: Final = 500
+LEASE_MS: Final = NODE_LEASE_MS_MAX
+DEAD_MS: Final = NODE_SILENT_MS_MAX
+SKEW_MS_MAX: Final = NODE_SKEW_MS_MAX
 REGISTER_ATTEMPTS_MAX: Final = 10
 AGES_MS: Final = 1 << 40
 # How often, and after how long each time, a process looks whether another runs under its number.

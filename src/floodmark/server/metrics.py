@@ -221,7 +221,13 @@ class MetricsPage(Collector):
         families = self._of_host(_site_families)
         yield from _families(("site",), [((name,), bool(families))], _UP)
         yield from families
-        for part in (_feed_families, _link_families, _transaction_families, _node_families):
+        for part in (
+            _feed_families,
+            _link_families,
+            _transaction_families,
+            _node_families,
+            _node_counter_families,
+        ):
             yield from self._of_host(part)
 
     def _of_host(self, families: Callable[[Host], Iterator[Metric]]) -> list[Metric]:
@@ -440,6 +446,10 @@ _NODE: Final = _gauges(
         "incarnation",
     ),
 )
+_NODE_COUNTERS: Final = _counters(
+    node_takeovers=("Nodes that this node has declared dead and replaced.", "takeovers"),
+    node_restarts=("How often this node was fenced, and started again by itself.", "restarts"),
+)
 _TRANSACTIONS: Final = _gauges(
     transactions=(
         "Transactions that have not ended, by state.",
@@ -500,6 +510,14 @@ def _node_families(host: Host) -> Iterator[Metric]:
     site = host.identity.site
     nodes = [((site, str(each.node)), each) for each in host.node_port.nodes()]
     yield from _families(("site", "node"), nodes, _NODE)
+
+
+def _node_counter_families(host: Host) -> Iterator[Metric]:
+    """What this process counted: no other node has to answer."""
+    counters = host.node_counters()
+    if counters is not None:
+        labels = (host.identity.site, str(counters.node))
+        yield from _families(("site", "node"), [(labels, counters)], _NODE_COUNTERS)
 
 
 def _transaction_families(host: Host) -> Iterator[Metric]:
