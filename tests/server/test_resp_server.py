@@ -27,7 +27,7 @@ import floodmark
 from floodmark.engine import MemoryEngine, Row
 from floodmark.model.access import Role
 from floodmark.model.errors import CannotOpen, InvalidConfiguration
-from floodmark.model.limits import NEWCOMERS_MAX
+from floodmark.model.limits import KEY_BYTES_MAX, NEWCOMERS_MAX
 from floodmark.partition.families import FAMILIES
 from floodmark.server import Server, ServerOptions, serve
 from floodmark.server.resp.page import MARK, render_page
@@ -379,6 +379,21 @@ def test_pipeline_is_answered_in_order(served: tuple[Site, Server]) -> None:
             ]  # fmt: skip
 
     in_threads(run, 4)
+
+
+def test_sets_of_one_round_are_each_kept_and_refused_alone(served: tuple[Site, Server]) -> None:
+    site = served[0]
+    since = site.resolved_version()
+    sets = [(b"round1", b"1"), (b"x" * (KEY_BYTES_MAX + 1), b"2"), (b"round2", b"3"), (b"round1", b"4")]
+    with raw(served[1]) as connection:
+        # They arrive together, and so go into few rounds.
+        requests = [encode_request([b"SET", *pair]) for pair in sets]
+        connection.sendall(b"".join([*requests, encode_request([b"QUIT"])]))
+        replies = read_all(connection).split(b"\r\n")
+    assert [reply[:4] for reply in replies] == [b"+OK", b"-ERR", b"+OK", b"+OK", b"+OK", b""]
+    changes = [(change.key, change.value) for change in site.changes("users", since=since)]
+    assert [change for change in changes if change[0] == b"round1"] == [sets[0], sets[3]]
+    assert sets[2] in changes
 
 
 def test_writes_wait_for_a_transaction_that_holds_their_key(served: tuple[Site, Server]) -> None:
