@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
+from tests.cluster import Cluster, put
 from tests.feed.support import World, open_world, request_of
 from tests.site.support import host_of, node_of
 from tests.waiting import HANG_SECONDS, run_threads
@@ -74,6 +75,17 @@ def test_a_reader_that_is_not_woken_need_not_read_what_others_wrote(
         written = world.users.put(b"ada", b"1")
         assert followers.wait(reader, 0, 0) >= written
         reader.wake()
+        assert followers.wait(reader, 0, 0) == 0
+
+
+def test_a_reader_at_one_of_several_nodes_passes_nothing_that_it_has_not_read() -> None:
+    # Another node may hold the site's resolved version back, and with it what the reader was given.
+    node = Cluster().nodes[0]
+    followers = node.node.committer.followers
+    with followers.joining(KeyRange()) as reader, followers.joining(KeyRange()) as followers._lookout:
+        put(node, b"1")
+        followers._search()
+        reader.expect()
         assert followers.wait(reader, 0, 0) == 0
 
 

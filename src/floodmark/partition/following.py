@@ -190,7 +190,9 @@ class Followers:
         self._searched_through, self._searched_at = resolved, monotonic_seconds()
         for follower in self._find(entries):
             follower.wake()
-        self._passed = resolved
+        if entries is not None:
+            # Otherwise other nodes, which the tail does not hold, may have written below.
+            self._passed = resolved
 
     def _find(self, entries: Sequence[TailEntry] | None) -> list[Follower]:
         """The readers of some commits; all readers for None."""
