@@ -25,13 +25,14 @@ class NodeProcess:
         self.port = free_port()
         self._command = [sys.executable, "-m", "floodmark.cli", "serve", database, "--site", SITE]
         self._command += ["--node", str(number), "--listen", f"127.0.0.1:{self.port}", "--json", *options]
+        self._scheme = "grpc+tls" if "--tls-key" in options else "grpc"
         self._log = directory / f"node-{number}.log"
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
         """Where it listens."""
-        return f"grpc://127.0.0.1:{self.port}"
+        return f"{self._scheme}://127.0.0.1:{self.port}"
 
     def start(self) -> dict[str, Any]:
         """Start it, and return the line that says that it serves."""
@@ -69,9 +70,11 @@ class NodeProcess:
 
 
 @contextmanager
-def node_processes(database: str, directory: Path, count: int = 3) -> Iterator[list[NodeProcess]]:
-    """Nodes that serve, ended behind the block."""
-    nodes = [NodeProcess(database, number, directory) for number in range(1, count + 1)]
+def node_processes(
+    database: str, directory: Path, *options: str, count: int = 3
+) -> Iterator[list[NodeProcess]]:
+    """Nodes that serve with some options, ended behind the block."""
+    nodes = [NodeProcess(database, number, directory, *options) for number in range(1, count + 1)]
     try:
         for node in nodes:
             node.start()
@@ -81,6 +84,12 @@ def node_processes(database: str, directory: Path, count: int = 3) -> Iterator[l
             node.end()
 
 
-def connect(nodes: list[NodeProcess]) -> floodmark.Site:
+def url_of(nodes: list[NodeProcess]) -> str:
+    """One URL of all nodes."""
+    scheme = nodes[0].url.partition("://")[0]
+    return f"{scheme}://" + ",".join(node.url.removeprefix(f"{scheme}://") for node in nodes)
+
+
+def connect(nodes: list[NodeProcess], **credentials: Any) -> floodmark.Site:
     """A client of all nodes."""
-    return floodmark.connect("grpc://" + ",".join(node.url.removeprefix("grpc://") for node in nodes))
+    return floodmark.connect(url_of(nodes), **credentials)
