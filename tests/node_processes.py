@@ -4,18 +4,23 @@ A writer puts growing numbers under keys of its own, so what a key may hold is k
 number that was acknowledged, or a later one whose outcome is unknown.
 """
 
+import json
 import os
 import signal
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 from threading import Event, Lock, Thread
 from typing import Final
 
-from benchmarks.node_processes import NodeProcess, connect
+from benchmarks.node_processes import NodeProcess, connect, url_of
+from tests.cli.support import FLOODMARK, run, run_process
 from tests.waiting import HANG_SECONDS, wait_until
 
 import floodmark
+from floodmark.cli.failures import DONE
 from floodmark.model.errors import OutcomeUnknown, Retryable
 
 NAMESPACE: Final = "counts"
@@ -136,6 +141,39 @@ def _changes_of(site: floodmark.Site) -> list[tuple[int, bytes, int]]:
     """Versions, keys and values of all changes."""
     changes = site.changes(NAMESPACE, since="beginning")
     return [(each.version, each.key, int(each.value or b"0")) for each in changes]
+
+
+class Mirror:
+    """A second site, in a directory, that a link in a process of its own brings up to date."""
+
+    def __init__(self, nodes: list[NodeProcess], directory: Path) -> None:
+        self._between = (url_of(nodes), directory)
+        made = run("init", directory, "--site", directory.name)
+        assert made.code == DONE, made.errors
+        self._process = subprocess.Popen(
+            [FLOODMARK, "replicate", *map(str, self._between), "--runner", "process", "--json"],
+            stdout=subprocess.PIPE,
+        )
+        with connect(nodes) as site:
+            wait_until(lambda: site.topology() is not None, "the link does not start")
+
+    def finish(self) -> None:
+        """Let the rest arrive, and check that the link has lost nothing and the sites agree."""
+        self._process.send_signal(signal.SIGTERM)
+        output, _ = self._process.communicate(timeout=HANG_SECONDS)
+        assert self._process.returncode == DONE, (self._process.returncode, output)
+        copied = run_process("replicate", *self._between, "--once", "--runner", "process", "--json")
+        assert copied.code == DONE, copied.errors
+        assert [json.loads(output)["wrong"], copied.json["wrong"]] == [0, 0]
+        verified = run_process("verify", *self._between, "--json")
+        assert verified.code == DONE, verified.text + verified.errors
+        (pair,) = verified.json["pairs"]
+        assert pair["agree"] == pair["compared"] > 0, pair
+
+    def end(self) -> None:
+        """End the link, whatever it does."""
+        self._process.kill()
+        self._process.wait()
 
 
 def suspend(node: NodeProcess, seconds: float) -> None:

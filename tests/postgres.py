@@ -17,7 +17,8 @@ from typing import Final
 import psycopg
 import pytest
 from benchmarks.peers.base import LOOPBACK, free_port, scratch_directory, server_process
-from benchmarks.peers.postgres import ROLE, UNPRIVILEGED, find, initialize
+from benchmarks.peers.postgres import ROLE, UNPRIVILEGED, find, initialize, make_directory
+from tests.waiting import wait_until
 
 INSTALL: Final = "apt-get install --no-install-recommends postgresql"
 # The tests sync thousands of times and do not cut the power.
@@ -27,18 +28,23 @@ CHUNK_BYTES: Final = 65_536
 
 
 class PostgresServer:
-    """A server that can be ended and started again."""
+    """A server that can be ended and started again; a standby if it has a primary."""
 
-    def __init__(self, home: Path) -> None:
-        initdb, program = find("initdb"), find("postgres")
-        if initdb is None or program is None:
+    def __init__(self, home: Path, primary: "PostgresServer | None" = None) -> None:
+        initdb, program, copy = find("initdb"), find("postgres"), find("pg_basebackup")
+        if initdb is None or program is None or copy is None:
             pytest.skip(f"PostgreSQL is not installed, so this is NOT TESTED; install it: {INSTALL}")
         # PostgreSQL refuses to be run by root.
         self._user = UNPRIVILEGED if os.geteuid() == 0 else None
         if self._user is not None:
             shutil.chown(home, self._user, self._user)
-        initialize(initdb, home / "data", self._user)
-        self.port, self._home = free_port(), home
+        if primary is None:
+            initialize(initdb, home / "data", self._user)
+        else:
+            source = ["-h", LOOPBACK, "-p", str(primary.port), "-U", ROLE]
+            make_directory([copy, *source, "-R", "-c", "fast"], home / "data", self._user)
+        self.port: int = free_port()
+        self._home = home
         self._command: list[str | Path] = [program, "-D", home / "data", "-p", str(self.port), *SETTINGS]
         self._running = ExitStack()
         self.start()
@@ -86,6 +92,23 @@ def postgres_server() -> Iterator[PostgresServer]:
             yield server
         finally:
             server.stop()
+
+
+@contextmanager
+def synchronous_pair() -> Iterator[tuple[PostgresServer, PostgresServer]]:
+    """A primary whose durable commits wait for its standby, and the standby."""
+    with postgres_server() as primary, scratch_directory(Path(tempfile.gettempdir())) as home:
+        standby = PostgresServer(home, primary)
+        try:
+            primary.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+            primary.execute("SELECT pg_reload_conf()")
+            wait_until(
+                lambda: primary.execute("SELECT sync_state FROM pg_stat_replication") == [("sync",)],
+                "the standby does not become synchronous",
+            )
+            yield primary, standby
+        finally:
+            standby.stop()
 
 
 class CuttingProxy:

@@ -219,8 +219,14 @@ def find(program: str) -> Path | None:
 def initialize(initdb: Path, data: Path, user: str | None) -> None:
     """Make the directory of a server, for the role ROLE and with the configuration beside this file."""
     options = ["--auth=trust", f"--username={ROLE}", "--encoding=UTF8", "--no-locale"]
+    make_directory([initdb, *options], data, user)
+    shutil.copyfile(HERE / "postgresql.conf", data / "postgresql.conf")
+
+
+def make_directory(command: Sequence[str | Path], data: Path, user: str | None) -> None:
+    """Run a program that makes the directory of a server.  Raises PeerFailed if it fails."""
     done = subprocess.run(
-        [initdb, "-D", str(data), *options],
+        [*command, "-D", str(data)],
         cwd=data.parent,
         capture_output=True,
         text=True,
@@ -231,8 +237,7 @@ def initialize(initdb: Path, data: Path, user: str | None) -> None:
         extra_groups=None if user is None else [],
     )
     if done.returncode != 0:
-        raise PeerFailed(f"initdb failed: {done.stderr.strip()}")
-    shutil.copyfile(HERE / "postgresql.conf", data / "postgresql.conf")
+        raise PeerFailed(f"{command[0]} failed: {done.stderr.strip()}")
 
 
 def _command(connection: "pq.abc.PGconn", command: str, expected: int) -> None:
