@@ -4,8 +4,8 @@ The event loop gathers jobs and hands them to one thread, which leads a round fo
 loop answers reads and gathers the next round.  A job is answered when its round is durable.
 
 Puts that need no decision come first: those of a round in one partition are one commit, with one version and
-one row of the change log, except that a key that comes again begins another.  That costs a third of a commit
-for each.  A connection has no such put behind a job that is decided, so its order is kept.
+one row of the change log, except that a key that comes again begins another.  A connection has no such put
+behind a job that is decided, so its order is kept.
 
 A job that meets the prepared write of a transaction is not run.  Nor are the later jobs of its connection in
 that round, so that a pipeline stays in order.  A worker thread waits for the end of the prepared write and
