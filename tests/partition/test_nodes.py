@@ -1,9 +1,14 @@
 """Nodes on a shared engine: who serves what, and what becomes of a node that was declared dead."""
 
+from collections.abc import Iterable, Sequence
+from unittest.mock import patch
+
 import pytest
 from tests.cluster import KEY, LATER, Cluster, put, serving
 
 from floodmark.codec.values import encode_value
+from floodmark.engine import Guard
+from floodmark.engine.base import WriteRow
 from floodmark.model.errors import (
     ClockSkew,
     InvalidOption,
@@ -17,7 +22,7 @@ from floodmark.model.partition import Decision, Fate
 from floodmark.model.ranges import KeyRange
 from floodmark.partition import META
 from floodmark.partition.layout import load_logs
-from floodmark.partition.membership import BEAT_MS, DEAD_MS, LEASE_MS, claim, load_beats
+from floodmark.partition.membership import BEAT_MS, DEAD_MS, LEASE_MS, SKEW_MS_MAX, claim, load_beats
 
 
 def test_each_node_mints_versions_of_its_own() -> None:
@@ -156,6 +161,23 @@ def test_no_node_writes_by_settings_that_were_changed() -> None:
     assert seen_as_changed == [True]
     assert not second.engine.is_catalog_changed()
     assert serving(second).get(KEY) == b"1"
+
+
+def test_a_beat_that_is_written_late_makes_no_clock_suspect() -> None:
+    cluster = Cluster()
+    first, second = cluster.nodes
+    cluster.tick(first, second, times=3)
+    write = second.engine.write
+
+    def write_late(rows: Iterable[WriteRow], guards: Sequence[Guard] = ()) -> bool:
+        cluster.time.advance(SKEW_MS_MAX + 1)
+        first.watch()
+        return write(rows, guards)
+
+    with patch.object(second.engine, "write", write_late):
+        second.beat()
+    first.watch()
+    put(first, b"1")
 
 
 @pytest.mark.parametrize("offset_ms", [-2_000, 2_000])

@@ -64,14 +64,27 @@ class Beat(msgspec.Struct, frozen=True):
     held: dict[int, Version] = {}
     # When this incarnation began.
     since_ms: int = 0
+    # How long the beat before took to be written; None if this incarnation wrote none.
+    took_ms: int | None = None
 
 
 class _Seen(msgspec.Struct, frozen=True):
-    """A beat of another node, and the span of this node's monotonic time in which it was written."""
+    """A beat of another node, and the span of this node's monotonic time in which it was written.
+
+    `read` is a time that the other node has read, and this node's monotonic time after which it did.
+    """
 
     beat: Beat
     after_ms: int
     by_ms: int
+    read: tuple[int, int] | None = None
+
+    def followed_by(self, beat: Beat, after_ms: int, by_ms: int) -> "_Seen":
+        """The next beat, which tells how long after its time was read this one was written."""
+        read = self.read
+        if beat.took_ms is not None and beat.counter == self.beat.counter + 1:
+            read = self.beat.wall_ms, self.after_ms - beat.took_ms
+        return _Seen(beat, after_ms, by_ms, read)
 
 
 def load_beats(engine: Engine) -> dict[int, Beat]:
@@ -166,6 +179,7 @@ class Membership:
         self._elapsed_source = elapsed_source
         self._since_ms = time_source()
         self._began_ms: int | None = None
+        self._took_ms: int | None = None
         last = load_beats(engine).get(engine.node)
         self._counter = 0 if last is None else last.counter
         self._looked_ms: int | None = None
@@ -176,9 +190,20 @@ class Membership:
         """Tell the others that this node lives, and have a lease from the moment at which this began."""
         began_ms = self._elapsed_source()
         self._counter += 1
-        beat = Beat(self._counter, self._time_source(), self.url, load, dict(held or {}), self._since_ms)
+        beat = Beat(
+            self._counter,
+            self._time_source(),
+            self.url,
+            load,
+            dict(held or {}),
+            self._since_ms,
+            self._took_ms,
+        )
         key = numbered(BEAT, self._engine.node)
+        # Unknown if the write fails.
+        self._took_ms = None
         self._engine.write([(META, key, msgspec.json.encode(beat))])
+        self._took_ms = self._elapsed_source() - began_ms
         self._began_ms = began_ms
 
     def require(self) -> None:
@@ -208,9 +233,11 @@ class Membership:
         self._looked_ms = now_ms
         beats.pop(self._engine.node, None)
         self._seen = {
-            node: seen
-            if (seen := self._seen.get(node)) is not None and seen.beat == beat
-            else _Seen(beat, after_ms, now_ms)
+            node: _Seen(beat, after_ms, now_ms)
+            if (seen := self._seen.get(node)) is None
+            else seen
+            if seen.beat == beat
+            else seen.followed_by(beat, after_ms, now_ms)
             for node, beat in beats.items()
         }
         return [node for node, seen in self._seen.items() if now_ms - seen.by_ms >= DEAD_MS]
@@ -246,10 +273,12 @@ class Membership:
     def _offset_ms(self, seen: _Seen) -> int:
         """How far this clock is certainly ahead of another node's; negative if it is behind."""
         now_ms = self._elapsed_source()
-        latest = seen.beat.wall_ms + now_ms - seen.after_ms
-        earliest = seen.beat.wall_ms + now_ms - seen.by_ms
         wall_ms = self._time_source()
-        return max(0, wall_ms - latest) + min(0, wall_ms - earliest)
+        behind_ms = min(0, wall_ms - (seen.beat.wall_ms + now_ms - seen.by_ms))
+        if seen.read is None:
+            return behind_ms
+        read_ms, after_ms = seen.read
+        return behind_ms + max(0, wall_ms - (read_ms + now_ms - after_ms))
 
 
 class SharedNode:
