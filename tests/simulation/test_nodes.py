@@ -1,11 +1,14 @@
 """Nodes on a shared engine keep the promises, and the simulation finds every fault planted in them."""
 
+from collections import Counter
+
 import pytest
 
 from floodmark.testing.simulation.node_faults import NODE_FAULTS
-from floodmark.testing.simulation.nodes import run_nodes
+from floodmark.testing.simulation.nodes import NodesWorld, run_nodes
 
 SEEDS_MAX = 200
+DOINGS = {"round", "prepare", "split", "merge", "seal", "heartbeat"}
 # The first seeds that find faults which seed 0 does not find.
 KNOWN_SEEDS = {
     "account-ends-early": 4,
@@ -24,6 +27,22 @@ KNOWN_SEEDS = {
 @pytest.mark.parametrize("first", range(0, 40, 10))
 def test_nodes_that_come_and_go_break_no_promise(first: int) -> None:
     assert [found for seed in range(first, first + 10) if (found := run_nodes(seed))] == []
+
+
+@pytest.mark.parametrize("first", range(0, 40, 10))
+def test_failing_disks_and_long_interruptions_break_no_promise(first: int) -> None:
+    assert [found for seed in range(first, first + 10) if (found := run_nodes(seed, harsh=True))] == []
+
+
+def test_nodes_are_taken_over_in_the_middle_of_everything() -> None:
+    taken_over = Counter[str]()
+    for seed in range(40):
+        world = NodesWorld(seed, harsh=True)
+        world.run()
+        taken_over += world.taken_over
+        if taken_over.keys() >= DOINGS:
+            break
+    assert taken_over.keys() >= DOINGS
 
 
 @pytest.mark.soak

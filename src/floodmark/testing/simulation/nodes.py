@@ -2,7 +2,9 @@
 
 The nodes are real (`partition/membership.py`).  Each engine call of a node may be interrupted: other nodes go
 on, beat, take over and write for some seconds, and then the first one continues where it stood, as a process
-does that was suspended or cut off.  Clients call old incarnations as well as new ones.
+does that was suspended or cut off.  Clients call old incarnations as well as new ones.  A harsh world
+interrupts nodes for long, only in the middle of what clients ask for, and writes fail that have happened or
+have not.
 
 Checked as it goes: a change lies above all that was announced for its key (promise 3) and above earlier
 versions of it (2), a sealed log stays as it is (4), a feed tells exactly what was written (4), the heartbeats
@@ -10,6 +12,7 @@ of the site count exactly that, a feed behind trimmed logs fails and skips nothi
 state holds what was acknowledged before the call, and what was acknowledged is there in the end (1).
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from itertools import count
@@ -23,13 +26,14 @@ from floodmark.codec.ordered import VERSION_BYTES, decode_version, encode_prefix
 from floodmark.codec.values import encode_value
 from floodmark.engine import Guard, MemoryEngine, Row, WriteRow
 from floodmark.model.change import Heartbeat, Sums
-from floodmark.model.errors import FloodmarkError, VersionCollected
+from floodmark.model.errors import FloodmarkError, OutcomeUnknown, StorageFailed, VersionCollected
 from floodmark.model.partition import Decision, Fate
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 from floodmark.partition import FAMILIES, Node
 from floodmark.partition.beating import NODE
-from floodmark.partition.families import CATALOG, DATA, LOG, LOGS, META
+from floodmark.partition.families import CATALOG, DATA, FENCE, LOG, LOGS, META
+from floodmark.partition.fencing import numbered
 from floodmark.partition.layout import LogRow, load_partitions
 from floodmark.partition.membership import BEAT_MS, SharedNode
 from floodmark.partition.prepared.writes import PREPARED
@@ -42,6 +46,7 @@ from floodmark.testing.simulation.node_faults import NODE_FAULTS
 STEPS: Final = 150
 DEPTH_MAX: Final = 2
 PAUSES_MAX: Final = 50
+HARSH_MS: Final = 15_000
 PARTITIONS_MAX: Final = 4
 KEYS: Final = tuple(b"\x00\x00\x01key-%d" % number for number in range(4))
 NAMES: Final = CATALOG + b"all"
@@ -75,16 +80,27 @@ class SharedMemory(MemoryEngine):
                 self._world.record.add(batch)
             return written
 
-        return self._interrupted(apply)
+        seals = any(map(_is_seal, batch))
+        return self._interrupted(lambda: self._world.fail_sometimes(apply), seals=seals)
 
     def sync(self) -> None:
         self._interrupted(lambda: MemoryEngine.sync(self))
 
-    def _interrupted(self, operation: Callable[[], Result]) -> Result:
-        self._world.pause()
+    def _interrupted(self, operation: Callable[[], Result], *, seals: bool = False) -> Result:
+        self._world.pause(seals=seals)
         result = operation()
-        self._world.pause()
+        self._world.pause(seals=seals)
         return result
+
+
+def _is_seal(row: WriteRow) -> bool:
+    family, key, value = row
+    return (
+        family == META
+        and key.startswith(LOGS)
+        and value is not None
+        and msgspec.json.decode(value, type=LogRow).sealed_at is not None
+    )
 
 
 class Record:
@@ -167,6 +183,8 @@ class Member:
         self.due_ms = 0
         self.lives: list[Node] = []
         self.names: list[int] = []
+        # What its present incarnation is in the middle of.
+        self.doing = ""
         self._world = world
         self.shared: SharedNode | None = None
 
@@ -198,8 +216,13 @@ class Member:
 class NodesWorld:
     """A run of one seed."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, harsh: bool = False) -> None:
         self.random = Random(f"nodes {seed}")
+        self._harsh = harsh
+        self._faults = Random(f"disk {seed}")
+        self._fault_rate = self._faults.choice((0.0, 0.003, 0.01, 0.05)) if harsh else 0.0
+        # In the middle of what nodes were taken over.
+        self.taken_over = Counter[str]()
         self.time = SimulatedTime()
         self.record = Record()
         self.engine = SharedMemory(self)
@@ -238,7 +261,7 @@ class NodesWorld:
             self._call(member, lambda member: member.start())
         for _ in range(steps):
             self._step()
-        self._pauses = 0.0
+        self._pauses = self._fault_rate = 0.0
         for member in self.members:
             member.offset_ms = 0
         for _ in range(30):
@@ -248,14 +271,35 @@ class NodesWorld:
 
     # Time
 
-    def pause(self) -> None:
+    def pause(self, *, seals: bool = False) -> None:
         """Perhaps interrupt the node at work, for as long as it takes to be declared dead."""
-        if 0 < len(self._busy) <= DEPTH_MAX and self._pauses_left and self.random.random() < self._pauses:
+        if not 0 < len(self._busy) <= DEPTH_MAX or not self._pauses_left:
+            return
+        member = self._busy[-1]
+        doing = member.doing
+        if (doing or not self._harsh) and self.random.random() < self._pauses:
             self._pauses_left -= 1
-            longest_ms = self.random.choice((10, 1_000, 9_000))
+            fence = self._fence_of(member)
+            longest_ms = HARSH_MS if self._harsh else self.random.choice((10, 1_000, 9_000))
             for _ in range(self.random.randint(1, 10)):
                 self._pass_time(self.random.randint(0, longest_ms // 5))
                 self._act()
+            if doing and self._fence_of(member) != fence:
+                self.taken_over.update([doing, "seal"] if seals else [doing])
+
+    def _fence_of(self, member: Member) -> bytes | None:
+        return MemoryEngine.get(self.engine, META, numbered(FENCE, member.number))
+
+    def fail_sometimes(self, write: Callable[[], bool]) -> bool:
+        """A write of the shared engine, which may fail before or after it takes effect."""
+        if not self._busy or self._faults.random() >= self._fault_rate:
+            return write()
+        kind = self._faults.choice(("refused", "lost", "unanswered"))
+        if kind == "refused":
+            raise StorageFailed("the simulated disk refused a write; try again")
+        if kind == "unanswered":
+            write()
+        raise OutcomeUnknown("the simulated disk did not answer")
 
     def _step(self) -> None:
         self._pass_time(self.random.choice((1, 50, 300, 1_000)))
@@ -277,6 +321,7 @@ class NodesWorld:
 
     def _call(self, member: Member, action: Callable[[Member], None]) -> None:
         self._busy.append(member)
+        member.doing = ""
         try:
             with suppress(FloodmarkError):
                 action(member)
@@ -291,21 +336,24 @@ class NodesWorld:
         else:
             member.shared.tick()
 
-    def _any_life(self, member: Member) -> Node:
+    def _any_life(self, member: Member, doing: str = "") -> Node:
         """Usually the present incarnation, sometimes the one before it."""
-        return self.random.choice(member.lives[-2:] if self.random.random() < 0.3 else member.lives[-1:])
+        node = self.random.choice(member.lives[-2:] if self.random.random() < 0.3 else member.lives[-1:])
+        member.doing = doing if node is member.lives[-1] else ""
+        return node
 
     def _put(self, member: Member) -> None:
         if member.lives:
             key, value = self.random.choice(KEYS), encode_value(b"%d" % next(self._numbers))
-            version = self._any_life(member).map.route(key).put([key], [value], durable=True)
+            version = self._any_life(member, "round").map.route(key).put([key], [value], durable=True)
             self.record.acknowledged[key].append(version)
 
     def _prepare(self, member: Member) -> None:
         if member.lives:
             key, name = self.random.choice(KEYS), f"t{next(self._numbers)}"
-            partition = self._any_life(member).map.route(key)
+            partition = self._any_life(member, "prepare").map.route(key)
             self._prepared[name] = partition.prepare(name, [key], [encode_value(name.encode())])
+            member.doing = ""
             self._pass_time(self.random.choice((0, 500, 3_000)))
             fate = self.settle(name)
             if partition.commit_prepared(name, fate.version):
@@ -383,21 +431,22 @@ class NodesWorld:
 
     def _heartbeat(self, member: Member) -> None:
         if member.lives:
-            self._any_life(member).heartbeat()
+            self._any_life(member, "heartbeat").heartbeat()
 
     def _reshape(self, member: Member) -> None:
         if member.lives:
-            node = self._any_life(member)
+            node = self._any_life(member, "split")
             partitions = node.map.partitions
             if len(partitions) < PARTITIONS_MAX:
                 node.split(self.random.choice(KEYS))
             elif len(partitions) > 1:
+                member.doing = member.doing and "merge"
                 place = self.random.randrange(len(partitions) - 1)
                 node.merge(partitions[place].id, partitions[place + 1].id)
 
     def _move(self, member: Member) -> None:
         if member.lives:
-            node = self._any_life(member)
+            node = self._any_life(member, "move")
             partition = node.map.route(self.random.choice(KEYS))
             node.move(partition.id, self.random.choice(self.members).number)
 
@@ -437,11 +486,13 @@ def _violation(promise: str, finding: str, key: bytes, version: Version) -> Viol
     return Violation(promise, SITE, f"{named} {finding}", keys=[named], version=version)
 
 
-def run_nodes(seed: int, *, steps: int = STEPS, fault: str | None = None) -> Violation | None:
-    """Run one seed, perhaps with one of `NODE_FAULTS`: the promise that it breaks."""
+def run_nodes(
+    seed: int, *, steps: int = STEPS, fault: str | None = None, harsh: bool = False
+) -> Violation | None:
+    """Run one seed, perhaps with one of `NODE_FAULTS`, or in a harsh world: the promise that it breaks."""
     try:
         with nullcontext() if fault is None else plant(fault, NODE_FAULTS):
-            NodesWorld(seed).run(steps)
+            NodesWorld(seed, harsh=harsh).run(steps)
     except Violation as violation:
         return violation
     return None
