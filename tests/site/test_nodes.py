@@ -210,3 +210,16 @@ def test_a_node_that_is_closed_leaves_its_partitions_to_the_others_at_once(clust
     cluster.start(1)
     cluster.tick()
     assert cluster.sites[1].namespace("users").get(b"ada") == b"1"
+
+
+def test_a_host_that_is_replaced_leaves_nothing_to_be_loaded_after_a_recovery(
+    cluster: NodeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "floodmark.site")
+    storage = cluster.host(2).shared.node.storage
+    reloads = len(storage.on_recovery)
+    cluster.host(2).shared.take_keeper()
+    cluster.tick(2)
+    assert "node 2 has a new host, and keeps the site" in caplog.text
+    assert cluster.host(2).shared.node.storage is storage
+    assert len(storage.on_recovery) == reloads

@@ -104,6 +104,7 @@ class EmbeddedHost(SiteParts, Host):
         make_versions: Callable[[SiteParts], LocalVersions] = LocalVersions,
         nodes: SiteNodes | None = None,
     ) -> None:
+        reloads = len(node.storage.on_recovery)
         super().__init__(identity, node, nodes)
         self.disk = disk
         self.keeps = keeps
@@ -149,6 +150,8 @@ class EmbeddedHost(SiteParts, Host):
         self.status = LocalStatus(
             self, self.garbage, self.reader, self.background, replication=self.replication.statistics
         )
+        # What this host loads again after a recovery of the storage.
+        self._reloads = node.storage.on_recovery[reloads:]
         _hosts.add(self)
 
     def start(self) -> None:
@@ -214,6 +217,9 @@ class EmbeddedHost(SiteParts, Host):
             self.transactions.close()
         finally:
             self.subscriptions.close()
+            storage = self.node.storage
+            with storage.exclusive():
+                storage.on_recovery[:] = [each for each in storage.on_recovery if each not in self._reloads]
 
     def close(self) -> None:
         if self._closed:
