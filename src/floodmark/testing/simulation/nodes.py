@@ -81,10 +81,21 @@ class SharedMemory(MemoryEngine):
             return written
 
         seals = any(map(_is_seal, batch))
-        return self._interrupted(lambda: self._world.fail_sometimes(apply), seals=seals)
+        return self._interrupted(lambda: self._fail_sometimes(apply), seals=seals)
 
     def sync(self) -> None:
         self._interrupted(lambda: MemoryEngine.sync(self))
+
+    def _fail_sometimes(self, write: Callable[[], bool]) -> bool:
+        """A write of the shared engine, which may fail before or after it takes effect."""
+        if not self._world.busy or self._world.faults.random() >= self._world.fault_rate:
+            return write()
+        kind = self._world.faults.choice(("refused", "lost", "unanswered"))
+        if kind == "refused":
+            raise StorageFailed("the simulated disk refused a write; try again")
+        if kind == "unanswered":
+            write()
+        raise OutcomeUnknown("the simulated disk did not answer")
 
     def _interrupted(self, operation: Callable[[], Result], *, seals: bool = False) -> Result:
         self._world.pause(seals=seals)
@@ -219,8 +230,8 @@ class NodesWorld:
     def __init__(self, seed: int, *, harsh: bool = False) -> None:
         self.random = Random(f"nodes {seed}")
         self._harsh = harsh
-        self._faults = Random(f"disk {seed}")
-        self._fault_rate = self._faults.choice((0.0, 0.003, 0.01, 0.05)) if harsh else 0.0
+        self.faults = Random(f"disk {seed}")
+        self.fault_rate = self.faults.choice((0.0, 0.003, 0.01, 0.05)) if harsh else 0.0
         # In the middle of what nodes were taken over.
         self.taken_over = Counter[str]()
         self.time = SimulatedTime()
@@ -229,7 +240,7 @@ class NodesWorld:
         self.members = [Member(self, number + 1) for number in range(self.random.choice((1, 2, 2, 3, 3)))]
         self._pauses = self.random.choice((0.0, 0.01, 0.03, 0.1))
         self._pauses_left = PAUSES_MAX
-        self._busy: list[Member] = []
+        self.busy: list[Member] = []
         self._numbers = count(1)
         self._decided: dict[str, Fate] = {}
         self._prepared: dict[str, Version] = {}
@@ -261,7 +272,7 @@ class NodesWorld:
             self._call(member, lambda member: member.start())
         for _ in range(steps):
             self._step()
-        self._pauses = self._fault_rate = 0.0
+        self._pauses = self.fault_rate = 0.0
         for member in self.members:
             member.offset_ms = 0
         for _ in range(30):
@@ -273,33 +284,19 @@ class NodesWorld:
 
     def pause(self, *, seals: bool = False) -> None:
         """Perhaps interrupt the node at work, for as long as it takes to be declared dead."""
-        if not 0 < len(self._busy) <= DEPTH_MAX or not self._pauses_left:
+        if not 0 < len(self.busy) <= DEPTH_MAX or not self._pauses_left:
             return
-        member = self._busy[-1]
+        member = self.busy[-1]
         doing = member.doing
         if (doing or not self._harsh) and self.random.random() < self._pauses:
             self._pauses_left -= 1
-            fence = self._fence_of(member)
+            fence = _fence_of(self.engine, member)
             longest_ms = HARSH_MS if self._harsh else self.random.choice((10, 1_000, 9_000))
             for _ in range(self.random.randint(1, 10)):
                 self._pass_time(self.random.randint(0, longest_ms // 5))
                 self._act()
-            if doing and self._fence_of(member) != fence:
+            if doing and _fence_of(self.engine, member) != fence:
                 self.taken_over.update([doing, "seal"] if seals else [doing])
-
-    def _fence_of(self, member: Member) -> bytes | None:
-        return MemoryEngine.get(self.engine, META, numbered(FENCE, member.number))
-
-    def fail_sometimes(self, write: Callable[[], bool]) -> bool:
-        """A write of the shared engine, which may fail before or after it takes effect."""
-        if not self._busy or self._faults.random() >= self._fault_rate:
-            return write()
-        kind = self._faults.choice(("refused", "lost", "unanswered"))
-        if kind == "refused":
-            raise StorageFailed("the simulated disk refused a write; try again")
-        if kind == "unanswered":
-            write()
-        raise OutcomeUnknown("the simulated disk did not answer")
 
     def _step(self) -> None:
         self._pass_time(self.random.choice((1, 50, 300, 1_000)))
@@ -308,25 +305,25 @@ class NodesWorld:
     def _pass_time(self, milliseconds: int) -> None:
         self.time.advance(milliseconds)
         for member in self.members:
-            if member not in self._busy and member.due_ms <= self.time():
+            if member not in self.busy and member.due_ms <= self.time():
                 late_ms = 6_000 if self.random.random() < 0.02 and self._pauses else 0
                 member.due_ms = self.time() + BEAT_MS + late_ms
                 self._call(member, self._tick)
 
     def _act(self) -> None:
-        free = [member for member in self.members if member not in self._busy]
+        free = [member for member in self.members if member not in self.busy]
         if free:
             action = self.random.choices(self._actions, self._weights)[0]
             self._call(self.random.choice(free), action)
 
     def _call(self, member: Member, action: Callable[[Member], None]) -> None:
-        self._busy.append(member)
+        self.busy.append(member)
         member.doing = ""
         try:
             with suppress(FloodmarkError):
                 action(member)
         finally:
-            self._busy.pop()
+            self.busy.pop()
 
     # What is done
 
@@ -395,7 +392,7 @@ class NodesWorld:
             owner = self.members[row.node - 1]
             if owner is member:
                 ask(owner)
-            elif owner not in self._busy:
+            elif owner not in self.busy:
                 self._call(owner, ask)
         if len(resolved) < len(rows):
             return
@@ -479,6 +476,10 @@ class NodesWorld:
         names = set() if stored is None else set(msgspec.json.decode(stored, type=list[int]))
         if not self.record.names <= names:
             raise Violation("1", SITE, "a change of the catalog was acknowledged, and is not there")
+
+
+def _fence_of(engine: MemoryEngine, member: Member) -> bytes | None:
+    return MemoryEngine.get(engine, META, numbered(FENCE, member.number))
 
 
 def _violation(promise: str, finding: str, key: bytes, version: Version) -> Violation:
