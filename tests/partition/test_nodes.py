@@ -1,6 +1,7 @@
 """Nodes on a shared engine: who serves what, and what becomes of a node that was declared dead."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -21,7 +22,7 @@ from floodmark.model.limits import NODES_MAX
 from floodmark.model.partition import Decision, Fate
 from floodmark.model.ranges import KeyRange
 from floodmark.partition import META
-from floodmark.partition.layout import load_logs
+from floodmark.partition.layout import load_logs, load_partitions
 from floodmark.partition.membership import BEAT_MS, DEAD_MS, LEASE_MS, SKEW_MS_MAX, claim, load_beats
 
 
@@ -161,6 +162,22 @@ def test_no_node_writes_by_settings_that_were_changed() -> None:
     assert seen_as_changed == [True]
     assert not second.engine.is_catalog_changed()
     assert serving(second).get(KEY) == b"1"
+
+
+def test_a_map_that_changes_while_it_is_read_is_read_again() -> None:
+    first, second = Cluster().nodes
+    scan, moves = second.engine.scan, [2]
+
+    def scan_and_move(*args: Any, **options: Any) -> Any:
+        page = scan(*args, **options)
+        if page and moves:
+            first.node.move(serving(first).id, moves.pop())
+        return page
+
+    with patch.object(second.engine, "scan", scan_and_move):
+        rows = load_partitions(second.engine)
+    assert not moves
+    assert [row.node for row in rows] == [2]
 
 
 def test_a_beat_that_is_written_late_makes_no_clock_suspect() -> None:

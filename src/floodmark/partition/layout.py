@@ -62,15 +62,23 @@ Stored = TypeVar("Stored")
 
 
 def load_partitions(engine: Engine) -> list[PartitionRow]:
-    """The partition map, in order of keys, without holes or overlaps."""
-    rows = sorted(load_metadata(engine, PARTITIONS, PartitionRow), key=lambda row: row.start)
-    for left, right in pairwise(rows):
-        if left.end != right.start:
+    """The partition map, in order of keys, without holes or overlaps.
+
+    It is read page by page, and another node may change it in between: then it is read again.
+    """
+    before: list[PartitionRow] = []
+    while True:
+        rows = sorted(load_metadata(engine, PARTITIONS, PartitionRow), key=lambda row: row.start)
+        apart = next(((left, right) for left, right in pairwise(rows) if left.end != right.start), None)
+        if apart is None:
+            return rows
+        if rows == before:
+            left, right = apart
             raise Corruption(
                 f"partitions {left.id} and {right.id} do not meet: one ends at {left.end!r}, the "
                 f"other starts at {right.start!r}. Restore the site from a backup"
             )
-    return rows
+        before = rows
 
 
 def load_logs(engine: Engine) -> list[LogRow]:
