@@ -98,7 +98,7 @@ def test_a_backup_that_still_has_the_field_does_not_bring_it_back() -> None:
     collect(world, "rome", "bonn")
     world.open("oslo")
     world.change("oslo", incarnation=2)
-    with pytest.raises(VersionCollected, match="'rome' has forgotten what was deleted"):
+    with pytest.raises(VersionCollected, match="'rome' has collected deletions"):
         world.restore("oslo", backup, "profiles")
     world.restore("oslo", world.backup("rome"), "profiles")
     assert names_in(world, "oslo") == ["name"]
