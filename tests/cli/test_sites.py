@@ -48,7 +48,7 @@ def test_status_as_json_has_all_statistics(directory: Path) -> None:
     status = run("status", directory, "--json").json
     with floodmark.open(directory, background=False) as site:
         fields = set(type(site.statistics()).__dataclass_fields__)
-    assert set(status) == fields | {"directory", "safe_points", "lag_ms", "feeds", "replication"}
+    assert set(status) == fields | {"directory", "safe_points", "lag_ms", "feeds", "nodes", "replication"}
     assert int(status["resolved_version"]) >= int(status["version"]) > 0
     assert status["namespaces"][0]["oldest_version"] == "0"
     (partition,) = status["partitions"]

@@ -177,7 +177,8 @@ def test_follower_agrees_with_the_log_whatever_fails(
             assert observer.follower.changes == expected, f"at {plan}"
             check(outcomes, expected, lost=kind is Fault.UNKNOWN_LOST)
             observer.follower.close()
-    assert positions > 10
+    # Few reads reach the engine: the live tail has the changes, and nodes know their maps.
+    assert positions > (3 if counts == READS else 10)
 
 
 def test_follower_resumes_over_a_crash_at_every_position() -> None:

@@ -195,6 +195,7 @@ class LocalPartitions(LocalPort):
 def partition_statistics(node: Node, partitions: Sequence[LocalPartition]) -> list[PartitionStatistics]:
     """What a node has counted of some partitions; zeros of those of other nodes."""
     owners = {row.id: row.node for row in node.rows}
+    now_ms = node.clock.physical_ms()
     return [
         PartitionStatistics(
             id=partition.id,
@@ -202,7 +203,7 @@ def partition_statistics(node: Node, partitions: Sequence[LocalPartition]) -> li
             writes=partition.heat.writes,
             reads=partition.heat.reads,
             bytes_written=partition.heat.bytes_written,
-            rate=partition.heat.rate(node.clock.time_source()),
+            rate=partition.heat.rate(now_ms),
             node=owners.get(partition.id, node.number),
         )
         for partition in partitions
