@@ -329,6 +329,7 @@ def test_every_command_of_the_page_does_what_it_says(machines: Machines) -> None
     machines.link("oslo", "rome")
     machines.link("rome", "oslo")
     forget(machines.sites["rome"], "users", b"ada")
+    machines.begin()
     code = 0
     for block in find_blocks((PAGES / "verify.md").read_text("utf-8")):
         for command, shown in find_commands(block.text):
