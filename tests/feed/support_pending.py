@@ -62,16 +62,22 @@ class Desk:
     def start(self) -> None:
         storage = Storage(self.engine)
         self._ledgers = storage
-        clock = HybridClock(self.time, upper_bound=EngineBound(self.engine))
-        self.committer = Committer(storage, clock, 7, round_bytes_max=COMMIT_BYTES_MAX)
+        self.clock = HybridClock(self.time, upper_bound=EngineBound(self.engine))
+        self.committer = Committer(storage, self.clock, 7, round_bytes_max=COMMIT_BYTES_MAX)
         self.store = LocalSubscriptionStore(
             SafePoints(storage, self.time, lambda: [NAMESPACE], Retention(storage)),
             take=self.committer.commit,
             resolve_namespace=self.namespace,
-            resolved_version=self.resolved,
+            resolved_version=self._resolve,
             open_changes=self.open_changes,
             open_log=self.open_log,
         )
+
+    def _resolve(self) -> Version:
+        """The resolved version, which the clock of a site has always passed."""
+        version = self.resolved()
+        self.clock.pass_version(version)
+        return version
 
     def open_log(self, name: str) -> OpenLog[PendingRecord]:
         return open_log(

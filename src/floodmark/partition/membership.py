@@ -37,7 +37,7 @@ from floodmark.partition.fencing import (
 )
 from floodmark.partition.layout import read_metadata
 from floodmark.partition.node import ClosedMap, EngineBound, Node, resolved_versions
-from floodmark.partition.takeover import take_over
+from floodmark.partition.takeover import pass_ceiling, take_over
 
 BEAT_MS: Final = 1_000
 LEASE_MS: Final = NODE_LEASE_MS_MAX
@@ -443,7 +443,9 @@ class SharedNode:
         if not self.engine.write([(META, KEEPER, msgspec.json.encode(keeper))], [keeper_guard(holder)]):
             return False
         self.engine.sync()
-        # What the last keeper has written is loaded before this one writes.
+        # What the last keeper has written is loaded before this one writes, and lies below its versions.
+        if holder is not None:
+            pass_ceiling(self.clock, self._shared, holder.node)
         with self.node.storage.exclusive():
             self.engine.reload_catalog()
         self.engine.keeper = keeper

@@ -20,8 +20,9 @@ from typing import Final
 
 import msgspec
 
+from floodmark.clock import HybridClock
 from floodmark.codec.changelog import encode_heartbeat, encode_log_key
-from floodmark.engine import WriteRow
+from floodmark.engine import Engine, WriteRow
 from floodmark.model.change import Heartbeat
 from floodmark.model.version import Version
 from floodmark.partition.families import CEILING, LOG
@@ -69,6 +70,11 @@ def take_over(node: Node, dead: int, incarnation: int, heirs: Sequence[int] = ()
     return taken
 
 
+def pass_ceiling(clock: HybridClock, engine: Engine, node: int) -> None:
+    """Move a clock past all that another node has stamped or announced."""
+    clock.pass_version(load_number(engine, numbered(CEILING, node)))
+
+
 class _Estate:
     """What a dead node has left.  Read after its fence was raised; the clock is past all of it."""
 
@@ -76,7 +82,7 @@ class _Estate:
         engine = node.engine
         self._node = node
         self._dead = dead
-        node.clock.pass_version(load_number(engine, numbered(CEILING, dead)))
+        pass_ceiling(node.clock, engine, dead)
         self.rows = [row for row in load_partitions(engine) if row.node == dead]
         logs = load_logs(engine)
         self._logs = {log.id: log for log in logs}
