@@ -126,10 +126,12 @@ class CuttingProxy:
         self._acceptor = threading.Thread(target=self._accept, daemon=True)
         self._acceptor.start()
 
-    def cut_after(self, messages: int | None) -> None:
-        """Pass so many more messages on, then cut once; None cuts nothing."""
+    def cut_after(self, messages: int | None) -> bool:
+        """Pass so many more messages on, then cut once; None cuts nothing.  Whether the last cut happened."""
         with self._lock:
+            has_cut = self.has_cut
             self._left, self.seen = messages, 0
+            return has_cut
 
     @property
     def has_cut(self) -> bool:
