@@ -43,6 +43,8 @@ class TestSiteInPostgres(SiteContract):
     @pytest.fixture(autouse=True)
     def server(self, postgres: PostgresServer) -> Iterator[None]:
         self.postgres = postgres
+        # Other tests may have left a site of this name.
+        postgres.execute(f"DROP SCHEMA IF EXISTS floodmark_{SITE} CASCADE")
         yield
         postgres.execute(f"DROP SCHEMA IF EXISTS floodmark_{SITE} CASCADE")
 
