@@ -3,6 +3,7 @@
 import json
 import signal
 import subprocess
+from datetime import timedelta
 from pathlib import Path
 from unittest.mock import patch
 
@@ -10,6 +11,7 @@ import pytest
 from tests.cli.support import FLOODMARK, PROCESS_SECONDS_MAX, run, run_process
 from tests.links.support import ServeSite, describe
 from tests.server.support import open_memory
+from tests.spark.support_garbage import collect_old
 from tests.waiting import wait_until
 
 from floodmark.cli.failures import DONE
@@ -42,6 +44,17 @@ def test_a_directory_is_copied_to_another_without_spark(
     copied = run_process("replicate", oslo, rome, "--once", "--runner", "process", "--json", **without_spark)
     assert copied.code == DONE, copied.errors
     assert run("get", rome, "users", "ada").text == "countess\n"
+
+
+def test_a_copy_that_begins_with_a_snapshot_says_what_came_by_it(serve_site: ServeSite) -> None:
+    oslo, rome = serve_site("oslo"), serve_site("rome")
+    users = oslo.site.create_namespace("users", retention=timedelta(milliseconds=1))
+    users.put_many({b"ada": b"countess", b"grace": b"admiral"})
+    collect_old(oslo.site)
+    command = "replicate", oslo.url, rome.url, "--once", "--runner", "process"
+    assert run(*command).text.startswith("copied 2 records by snapshot and 0 changes in ")
+    users.put(b"ada", b"enchantress")
+    assert run(*command).text.startswith("copied 1 change in ")
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])

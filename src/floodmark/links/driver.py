@@ -78,11 +78,15 @@ class LinkSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopologySummary(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a run.  `changes` and `wrong` are sums over the links."""
+    """The result of a run.  `changes` and `wrong` are sums over the links.
+
+    A new copy begins with a snapshot where the change log does not reach back far enough: `snapshot_records`.
+    """
 
     epoch: int
     elapsed_ms: int
     restarts: int
+    snapshot_records: int = 0
     changes: int
     wrong: int
     links: list[LinkSummary]

@@ -15,7 +15,9 @@ from typing import Final
 
 import msgspec
 
+from floodmark.clock import monotonic_ms
 from floodmark.host.ports import Host
+from floodmark.links.driver import TopologySummary
 from floodmark.links.entering import Entering
 from floodmark.links.exchange import copy_records
 from floodmark.links.steps import plan_step
@@ -36,10 +38,12 @@ _TOPOLOGIES: Final = "docs/operations/replication.md"
 
 @dataclass(frozen=True)
 class LinkPair:
-    """The topology of a pair, and the addresses of its two sites by name."""
+    """The topology of a pair, the addresses of its two sites by name, and what came by snapshots."""
 
     topology: Topology
     addresses: dict[str, SiteAddress]
+    snapshot_records: int
+    elapsed_ms: int
 
     @classmethod
     def of(cls, source: SiteAddress, target: SiteAddress, namespaces: Sequence[str] = ()) -> "LinkPair":
@@ -48,6 +52,7 @@ class LinkPair:
         Copies all namespaces of the source unless some are named.  The target gets the settings of those that
         it lacks.  Repeating the call has no effect.
         """
+        began_ms = monotonic_ms()
         source.require_url("replicated from")
         target.require_url("replicated to")
         with source.connect() as origin, target.connect() as copy:
@@ -55,13 +60,22 @@ class LinkPair:
             names = _require_names(namespaces or origin.namespaces())
             for name in names:
                 _ensure_namespace(origin, copy, name)
-            pair = cls(pair_topology(origin, copy, names), {origin.name: source, copy.name: target})
-            failure = Entering(pair.topology, pair.addresses).try_all()
+            topology = pair_topology(origin, copy, names)
+            addresses = {origin.name: source, copy.name: target}
+            failure = Entering(topology, addresses).try_all()
             if failure is not None:
                 raise failure
-            for name in names:
-                begin_copy(origin.host, copy.host, name, pair.topology.sites[origin.name].incarnation)
-            return pair
+            incarnation = topology.sites[origin.name].incarnation
+            records = sum(begin_copy(origin.host, copy.host, name, incarnation) for name in names)
+            return cls(topology, addresses, records, monotonic_ms() - began_ms)
+
+    def complete(self, summary: TopologySummary) -> TopologySummary:
+        """The summary of a run of the pair's link, with the snapshots before it."""
+        return msgspec.structs.replace(
+            summary,
+            snapshot_records=self.snapshot_records,
+            elapsed_ms=self.elapsed_ms + summary.elapsed_ms,
+        )
 
 
 def pair_topology(source: Site, target: Site, names: Sequence[str]) -> Topology:

@@ -328,7 +328,9 @@ def replicate(
     """Copy namespaces, by default all, from one site to another on Spark (`links/pair.py`)."""
     pair = LinkPair.of(source, target, namespaces)
     runner = spark_runner(spark)
-    return run_links(pair.topology, pair.addresses, runner, once=once, progress=progress, stop=stop)
+    return pair.complete(
+        run_links(pair.topology, pair.addresses, runner, once=once, progress=progress, stop=stop)
+    )
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from floodmark.cli.failures import FINDING, UNREACHABLE, Usage
 from floodmark.cli.jobs import Bars, SparkChoice, reach, shared_credentials, spark_job
 from floodmark.cli.opening import ConnectionOptions, connection_options, owns_process
 from floodmark.cli.render.output import Output, plain
+from floodmark.cli.render.progress import progress
 from floodmark.cli.render.text import show_count, show_lag
 from floodmark.cli.signals import on_stop_signal
 from floodmark.links.driver import LinkSummary, TopologySummary, run_links, site_addresses
@@ -98,8 +99,9 @@ def replicate(
         raise Usage("name a topology, or a source and a target", "floodmark replicate --help")
     else:
         with reach(source, target, target=own_options) as (source_site, target_site):
-            pair = LinkPair.of(source_site, target_site, namespace or ())
-            summary = _run(pair.topology, pair.addresses, chosen, spark, once=once)
+            with progress("preparing the target; a copy of older data begins with a snapshot"):
+                pair = LinkPair.of(source_site, target_site, namespace or ())
+            summary = pair.complete(_run(pair.topology, pair.addresses, chosen, spark, once=once))
     if output.json:
         output.object(plain(summary))
     else:
@@ -112,8 +114,10 @@ def replicate(
 
 def _print(output: Output, summary: TopologySummary) -> None:
     """Print how much was copied, how old it was on arrival, and what needs a look."""
-    took = show_lag(summary.elapsed_ms)
-    output.line(f"copied {show_count(summary.changes, 'change')} in {took}{_describe_lag(summary.links)}")
+    copied = show_count(summary.changes, "change")
+    if summary.snapshot_records:
+        copied = f"{show_count(summary.snapshot_records, 'record')} by snapshot and {copied}"
+    output.line(f"copied {copied} in {show_lag(summary.elapsed_ms)}{_describe_lag(summary.links)}")
     if summary.restarts:
         output.line(f"Spark's query failed and was restarted {show_count(summary.restarts, 'time')}")
     # A site that takes no part is named once, not for each of its links.
