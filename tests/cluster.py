@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 
 from floodmark.codec.values import encode_value
 from floodmark.engine import MemoryEngine
@@ -121,8 +122,10 @@ class SiteCluster:
         host = EmbeddedHost(
             new_identity("oslo", 1),
             shared.node,
-            make_background=lambda node, garbage: Background(node, garbage.run, timedelta(days=1), None, 0),
-            sweeps=False,
+            make_background=partial(
+                Background, collect_every=timedelta(days=1), disk=None, disk_reserve_bytes=0
+            ),
+            background=False,
             release=lambda: None,
             abandon=lambda _: None,
             log_retention=None,

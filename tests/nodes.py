@@ -2,17 +2,18 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 from floodmark.engine import MemoryEngine
-from floodmark.host.nodes import NodeHost
+from floodmark.host.nodes import NodeHost, make_node
 from floodmark.model.limits import NODES_MAX
 from floodmark.partition import FAMILIES
 from floodmark.partition.membership import BEAT_MS, DEAD_MS
 from floodmark.server import Server, ServerOptions, serve
 from floodmark.site import Site
 from floodmark.site.connecting import connect
-from floodmark.site.nodes import open_node
+from floodmark.site.embedding import open_engine
 from floodmark.testing.clock import SimulatedTime
 
 LOOPBACK: Final = "127.0.0.1:0"
@@ -40,14 +41,12 @@ class NodeCluster:
 
     def start(self, number: int, *, listens: bool = True) -> Site:
         """Start a node, with a server if it `listens`."""
-        site = open_node(
+        site = open_engine(
             self.engine,
             site="oslo",
-            node=number,
             time_source=lambda: self.time() + self.offsets[number],
             elapsed_source=self.time,
-            beat_source=self.time,
-            beats=False,
+            make_host=partial(make_node, node=number, beat_source=self.time, beats=False),
         )
         self.sites[number] = site
         if listens:

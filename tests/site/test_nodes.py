@@ -158,8 +158,8 @@ def test_beats_tell_what_readers_hold_also_after_a_new_incarnation(cluster: Node
 def test_a_follower_is_woken_by_what_other_nodes_write(cluster: NodeCluster) -> None:
     cluster.spread()
     host, users = cluster.host(1), cluster.sites[1].namespace("users")
-    host.site_versions.has_news()
-    assert not host.site_versions.has_news()
+    host.others.has_news()
+    assert not host.others.has_news()
     users.put(b"zoe", b"1")
     followers = host.current.node.committer.followers
     with followers.joining(KeyRange()) as follower:
@@ -167,7 +167,7 @@ def test_a_follower_is_woken_by_what_other_nodes_write(cluster: NodeCluster) -> 
         followers.is_watched = True
         host.follow()
         assert follower.is_woken()
-    assert not host.site_versions.has_news()
+    assert not host.others.has_news()
 
 
 def test_a_node_says_why_it_does_not_serve(cluster: NodeCluster) -> None:

@@ -1,6 +1,7 @@
 """A site in a PostgreSQL database keeps the site's contract, and survives lost connections."""
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from tests.postgres import CuttingProxy, PostgresServer
 import floodmark
 from floodmark.engine import MemoryEngine
 from floodmark.engine.postgres import PostgresEngine
+from floodmark.host.nodes import make_node
 from floodmark.model.errors import (
     FloodmarkError,
     FormatTooNew,
@@ -24,7 +26,7 @@ from floodmark.model.format import FORMAT
 from floodmark.partition import FAMILIES, META
 from floodmark.partition.families import STORED_FORMAT
 from floodmark.site import Site
-from floodmark.site.nodes import open_node
+from floodmark.site.embedding import open_engine
 from floodmark.testing.clock import SimulatedTime
 
 _names = count()
@@ -54,7 +56,13 @@ class TestSiteInPostgres(SiteContract):
         )
 
     def open_model(self, time: SimulatedTime) -> Site:
-        return open_node(MemoryEngine(FAMILIES), site=SITE, site_id=SITE_ID, node=1, time_source=time)
+        return open_engine(
+            MemoryEngine(FAMILIES),
+            site=SITE,
+            site_id=SITE_ID,
+            time_source=time,
+            make_host=partial(make_node, node=1),
+        )
 
 
 def test_a_site_in_a_database_is_there_when_it_is_opened_again(postgres: PostgresServer, name: str) -> None:

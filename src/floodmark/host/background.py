@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from threading import Event, Thread
-from typing import Final
+from typing import Final, TypeAlias
 
 from floodmark.model.errors import FloodmarkError, StorageFull
 from floodmark.partition import Node
@@ -17,6 +17,9 @@ CLOCK_AHEAD_MS_MAX: Final = 1_000
 # A page takes a few milliseconds; resting longer than that leaves the machine to its users.
 COLLECT_PAUSE_SECONDS: Final = 0.01
 
+# Collects garbage; calls its argument between pages, and ends if that returns False.
+Collect: TypeAlias = Callable[[Callable[[], bool]], object]
+
 _log = logging.getLogger("floodmark.site")
 
 
@@ -26,7 +29,7 @@ class Background:
     def __init__(
         self,
         node: Node,
-        collect: Callable[[Callable[[], bool]], object],
+        collect: Collect,
         collect_every: timedelta,
         disk: Path | None,
         disk_reserve_bytes: int,

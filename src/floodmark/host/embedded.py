@@ -7,13 +7,14 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 from weakref import WeakSet
 
 from floodmark.feed import ChangeReader
 from floodmark.feed.named.store import LocalFeedStore
 from floodmark.feed.subscription.store import LocalSubscriptionStore
 from floodmark.host.administration import OneProcess
-from floodmark.host.background import Background
+from floodmark.host.background import Background, Collect
 from floodmark.host.coordination import LocalTransactions
 from floodmark.host.directory import Identity
 from floodmark.host.examination import examine
@@ -78,10 +79,15 @@ class LocalWriteStream:
         pass
 
 
+def _collect_nothing(pause: Callable[[], bool]) -> None:
+    pass
+
+
 class EmbeddedHost(SiteParts, Host):
     """A node of this process and everything around it.  No thread runs before `start`.
 
-    A node of several that does not keep the site (`keeps=False`) writes nothing that concerns the whole site.
+    A node of several that does not keep the site (`keeps=False`) writes nothing that concerns the whole site,
+    and collects no garbage.
     """
 
     feeds: LocalFeedStore
@@ -93,8 +99,8 @@ class EmbeddedHost(SiteParts, Host):
         identity: Identity,
         node: Node,
         *,
-        make_background: Callable[[Node, GarbageCollection], Background],
-        sweeps: bool,
+        make_background: Callable[[Node, Collect], Background],
+        background: bool,
         release: Callable[[], None],
         abandon: Callable[[Closed], None],
         log_retention: timedelta | None,
@@ -114,7 +120,9 @@ class EmbeddedHost(SiteParts, Host):
         self.router = Router(node, node.storage.entrance) if router is None else router
         self.reader = ChangeReader(node, self.safe_points, self.catalog.is_live, router=self.router)
         self.garbage = GarbageCollection(self, log_retention)
-        self.background = make_background(node, self.garbage)
+        self.background = make_background(node, self.garbage.run if keeps else _collect_nothing)
+        self.background.watch_disk()
+        self._has_background = background
         self.feeds = LocalFeedStore(
             self.safe_points,
             resolve_namespace=self._resolve_namespace,
@@ -131,7 +139,7 @@ class EmbeddedHost(SiteParts, Host):
             open_log=logs.open_pending,
         )
         self.transactions = LocalTransactions(
-            self, self.router, self.subscriptions, logs, sweeps=sweeps, keeps=keeps
+            self, self.router, self.subscriptions, logs, sweeps=background, keeps=keeps
         )
         self.membership = Sharing(self)
         self.namespaces = LocalNamespaces(self, self.membership)
@@ -155,7 +163,9 @@ class EmbeddedHost(SiteParts, Host):
         _hosts.add(self)
 
     def start(self) -> None:
-        """Begin what the site does by itself."""
+        """Begin what the site does by itself, unless it was made without `background`."""
+        if not self._has_background:
+            return
         try:
             self.transactions.start()
             self.background.start()
@@ -233,3 +243,19 @@ class EmbeddedHost(SiteParts, Host):
             self.node.close()
         finally:
             self._release()
+
+
+class BuildHost(Protocol):
+    """Makes the host over a node; its keywords are those of `EmbeddedHost` that nodes of several need."""
+
+    def __call__(
+        self,
+        node: Node,
+        *,
+        keeps: bool = True,
+        router: Router | None = None,
+        make_versions: Callable[[SiteParts], LocalVersions] = LocalVersions,
+        nodes: SiteNodes | None = None,
+    ) -> EmbeddedHost:
+        """The host, without threads."""
+        ...

@@ -7,26 +7,26 @@ which names the keeper, and forward those of their own process.
 Two threads tick once a second.  One only beats, so that nothing makes a beat late.  The other watches the
 beats of other nodes, takes over, and builds a new `EmbeddedHost` when this node has a new incarnation, or
 begins or ceases to keep the site.  A host loads all that it knows from the engine.
+
+The module loads Flight, by which nodes call each other.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
-from itertools import count
-from secrets import token_urlsafe
 from threading import Event, Lock, Thread
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final
 
-from floodmark.clock import TimeSource
-from floodmark.clock.backoff import Backoff
-from floodmark.engine import Engine, Guard
+from floodmark.clock import GuardedTime, TimeSource, elapsed_ms
+from floodmark.engine import Engine
 from floodmark.host.administration import NodeAdministration, NodePartitions
+from floodmark.host.asking import NodeVersions, OtherNodes
 from floodmark.host.directory import Identity
-from floodmark.host.embedded import EmbeddedHost
-from floodmark.host.local import LocalVersions
-from floodmark.host.parts import SiteNodes, SiteParts
-from floodmark.host.ports import PORTS, Host, PeerCredentials, PeerPort, PeerVersions, Port
+from floodmark.host.embedded import BuildHost, EmbeddedHost
+from floodmark.host.maps import NodeMaps, NodeMoves, takeover_backoff
+from floodmark.host.peers import REFRESH_PEER, Peers, load_secret
+from floodmark.host.ports import PORTS, Host, PeerCredentials, PeerPort
 from floodmark.host.remote import RemoteNamespaces
 from floodmark.host.statistics import NodeCounters
 from floodmark.model.actions import Action
@@ -38,360 +38,64 @@ from floodmark.model.errors import (
     PartitionMoved,
     Unreachable,
 )
-from floodmark.model.partition import (
-    Fate,
-    Owners,
-    Partition,
-    PartitionMap,
-    PartitionMaps,
-    StreamCommand,
-    WriteStream,
-)
+from floodmark.model.partition import Owners, PartitionMaps, StreamCommand, WriteStream
 from floodmark.model.stream import ChangeBatch, ChangesRequest
-from floodmark.model.version import VERSION_MAX, Version, physical_ms
-from floodmark.partition import META, Node
-from floodmark.partition.families import CEILING, NODES_SECRET
+from floodmark.model.version import Version, physical_ms
+from floodmark.partition.families import CEILING
 from floodmark.partition.fencing import load_keeper
 from floodmark.partition.layout import read_metadata
-from floodmark.partition.membership import BEAT_MS, SharedNode, drained_nodes
+from floodmark.partition.membership import BEAT_MS, SharedNode, claim, drained_nodes
 from floodmark.routing import Router
-from floodmark.wire import Connection, RemotePartition, port_methods
+from floodmark.wire import RemoteCalls, port_methods
 from floodmark.wire.address import parse_address
-from floodmark.wire.cluster import ELSEWHERE, PAUSE_MS, PAUSE_MS_MAX, Connections
 from floodmark.wire.messages import Method
 
-SECRET_BYTES: Final = 32
 WILDCARDS: Final = ("0.0.0.0", "::")
-# How long a node waits for the versions of another, and how long it does not ask one that gave no answer.
-ASK_SECONDS: Final = 0.5
-SILENT_MS: Final = 1_000
 # How often a node with readers that wait asks the others whether they have written.
 FOLLOW_SECONDS: Final = 0.02
-# A version that is read may be ahead of the clock of a partition's owner by 250 ms; clocks differ by less.
-AHEAD_MS_MAX: Final = 100
-# How long a call of this process waits for an owner or a keeper: a takeover takes 5 to 8 seconds.
-BUDGET_MS: Final = 15_000
 # How long a node waits for what a host that it has replaced still does.
 RETIRE_SECONDS: Final = 5.0
 # How long a node that is asked to stop gives partitions away.
 LEAVE_SECONDS: Final = 5.0
 LINGER_SECONDS: Final = 0.5
 
-_PEER_METHODS: Final = port_methods(PeerPort, "peers")
-PEER_VERSIONS: Final[Method[PeerVersions]] = _PEER_METHODS["peers.peer_versions"]
-SYNC_PEER: Final[Method[None]] = _PEER_METHODS["peers.sync_peer"]
-FATE: Final[Method[Fate]] = _PEER_METHODS["peers.fate"]
-PASS_PEER_VERSION: Final[Method[None]] = _PEER_METHODS["peers.pass_peer_version"]
-REFRESH_PEER: Final[Method[None]] = _PEER_METHODS["peers.refresh_peer"]
-
 _log = logging.getLogger("floodmark.site")
 
 
-def load_secret(engine: Engine) -> str:
-    """The token of the site's nodes, made by the first: a process that reads the database is a node."""
-    made = token_urlsafe(SECRET_BYTES).encode()
-    if engine.write([(META, NODES_SECRET, made)], [Guard(META, NODES_SECRET, None)]):
-        engine.sync()
-    stored = engine.get(META, NODES_SECRET)
-    assert stored is not None
-    return stored.decode()
+def make_node(
+    engine: Engine,
+    identity: Identity,
+    time_source: GuardedTime,
+    skew_ms_max: int,
+    build: BuildHost,
+    *,
+    node: int | None = None,
+    beat_source: TimeSource = elapsed_ms,
+    beats: bool = True,
+) -> "NodeHost":
+    """The host of a site whose engine other processes may share: this process is one of its nodes.
 
-
-class Peers:
-    """Connections to the other nodes.  `urls` is replaced as a whole when the beats of nodes tell others."""
-
-    def __init__(self, token: str) -> None:
-        self.urls: Mapping[int, str] = {}
-        self.credentials = PeerCredentials()
-        self._token = token
-        self._calls = Connections(partial(self._connect, {}))
-        self._asks = Connections(partial(self._connect, {"timeout_seconds": ASK_SECONDS}))
-
-    def _connect(self, options: Mapping[str, Any], url: str) -> Connection:
-        files = vars(self.credentials) if url.startswith("grpc+tls:") else {}
-        connection = Connection(url, token=self._token, **files, **options)
-        # Another node may answer later in place of this one.
-        connection.is_alone = False
-        return connection
-
-    def at(self, node: int) -> Connection:
-        """The connection to a node.  Raises Unreachable if its URL is not known."""
-        return self._calls.at(self._url(node))
-
-    def ask(self, node: int) -> PeerVersions:
-        """The versions of a node, within `ASK_SECONDS`."""
-        return self._asks.at(self._url(node)).call(PEER_VERSIONS)
-
-    def _url(self, node: int) -> str:
-        url = self.urls.get(node)
-        if url is None:
-            raise Unreachable(f"node {node} tells no URL at which it can be reached; start it with --listen")
-        return url
-
-    def note(self, urls: Mapping[int, str]) -> None:
-        """Take in the URLs of the nodes, and close connections that lead to none of them."""
-        if urls != self.urls:
-            self.urls = urls
-            self._calls.keep(set(urls.values()))
-            self._asks.keep(set(urls.values()))
-
-    def close(self) -> None:
-        """Close all connections."""
-        self._calls.close()
-        self._asks.close()
-
-
-class NodeMaps:
-    """The partitions of the whole site: this node's own, and those of other nodes behind their servers."""
-
-    def __init__(self, shared: SharedNode, peers: Peers) -> None:
-        self._shared = shared
-        self._peers = peers
-        self._known: tuple[object, object, PartitionMap[Partition]] = (None, None, PartitionMap((), ()))
-
-    @property
-    def map(self) -> PartitionMap[Partition]:
-        source, urls = self._shared.node.map, self._peers.urls
-        known_source, known_urls, known = self._known
-        if known_source is source and known_urls is urls:
-            return known
-        owners = {row.id: row.node for row in self._shared.node.rows}
-        found: PartitionMap[Partition] = source
-        if any(owner != self._shared.number for owner in owners.values()) and source.partitions:
-            partitions: list[Partition] = []
-            for partition in source.partitions:
-                owner = owners.get(partition.id, self._shared.number)
-                if owner == self._shared.number or owner not in urls:
-                    # If it is of another node, it refuses with `PartitionMoved`.
-                    partitions.append(partition)
-                else:
-                    connection = self._peers.at(owner)
-                    partitions.append(
-                        RemotePartition(connection, partition.id, partition.range, partition.limits)
-                    )
-            found = PartitionMap(source.starts, partitions)
-        self._known = source, urls, found
-        return found
-
-    def refresh(self) -> None:
-        self._shared.node.refresh()
-
-
-class NodeMoves:
-    """Goes on while a partition moves or is taken over, for as long as a takeover may take."""
-
-    def __init__(self, maps: NodeMaps, stopping: Event, *, stream: bool = False) -> None:
-        self._maps = maps
-        self._stopping = stopping
-        self.renew()
-
-    def follows(self, error: FloodmarkError) -> bool:
-        return isinstance(error, ELSEWHERE)
-
-    def follow(self, error: FloodmarkError, partition: Partition | None) -> None:
-        is_first = self._backoff.failures == 0
-        pause_ms = self._backoff.next_ms()
-        if not self.follows(error) or pause_ms is None:
-            raise error
-        # Most often a partition has moved before it was called, and the next map is right.
-        if (not is_first or not isinstance(error, PartitionMoved)) and self._stopping.wait(pause_ms / 1_000):
-            raise error
-        self._maps.refresh()
-
-    def renew(self) -> None:
-        self._backoff = Backoff(PAUSE_MS, longest_ms=PAUSE_MS_MAX, budget_ms=BUDGET_MS)
-
-
-class _Asked:
-    """The last answer of a node, and the ticket with which it was asked for."""
-
-    def __init__(self) -> None:
-        self.lock = Lock()
-        self.ticket = -1
-        self.answer: PeerVersions | None = None
-        self.silent_until_ms: int | None = None
-
-
-class SiteVersions:
-    """The resolved version and the read version of a site, asked of the owners of its partitions.
-
-    **Promises.**  A resolved version of a partition is a promise that stays true for ever.  So an owner that
-    gives no answer keeps its last one and holds the site's back, and an old map is safe: a partition that was
-    replaced stands still.  One without a promise stands below the beginning of its log.
+    Without a number of the `node`, it gets the lowest that is free.  `beat_source` measures the time between
+    beats; `beats=False` leaves `NodeHost.beat` and `watch` to the caller.
     """
-
-    def __init__(self, shared: SharedNode, peers: Peers, elapsed_source: TimeSource) -> None:
-        self._shared = shared
-        self._peers = peers
-        self._elapsed_source = elapsed_source
-        self._asked: dict[int, _Asked] = {}
-        self._tickets = count()
-        self._lock = Lock()
-        self._promises: dict[int, Version] = {}
-        self._announced: Version = 0
-        self._changes: dict[int, int] = {}
-
-    def resolved_version(self) -> Version:
-        """Every change at or below this is durable and published at its owner, and none will be added."""
-        node = self._shared.node
-        rows, logs = node.rows, node.logs
-        owners = {row.node for row in rows if row.node != self._shared.number}
-        answers = [answer.resolved for owner in owners if (answer := self._ask(owner)) is not None]
-        answers.append(self._shared.resolved_versions())
-        opened = {log.id: log.opened_at for log in logs}
-        with self._lock:
-            told = {partition: version for answer in answers for partition, version in answer.items()}
-            # Of partitions that are gone, nothing needs to be known.
-            self._promises = {
-                row.id: max(
-                    told.get(row.id, 0), self._promises.get(row.id, max(0, opened.get(row.log, 0) - 1))
-                )
-                for row in rows
-            }
-            self._announced = max(self._announced, min(self._promises.values(), default=0))
-            is_stale = len(answers) == len(owners) + 1 and any(row.id not in told for row in rows)
-            resolved = self._announced
-        if is_stale:
-            # An owner that answered does not know a partition: it was moved, split or merged.
-            node.refresh()
-        return resolved
-
-    def has_news(self) -> bool:
-        """Whether other nodes have written since the last call."""
-        owners = {row.node for row in self._shared.node.rows if row.node != self._shared.number}
-        before = self._changes
-        answers = {owner: answer.changes for owner in owners if (answer := self._ask(owner)) is not None}
-        self._changes = before | answers
-        return self._changes != before
-
-    def read_version(self) -> Version:
-        """The version at which a reader sees every acknowledged write.
-
-        A node that cannot be asked has written nothing above its ceiling.
-        """
-        clock = self._shared.clock
-        version = self._shared.node.committer.read_version()
-        for key, stored in read_metadata(self._shared.engine, CEILING):
-            node, ceiling = int.from_bytes(key[len(CEILING) :], "big"), int.from_bytes(stored, "big")
-            if node != self._shared.number and ceiling > version:
-                answer = self._ask(node)
-                version = max(version, ceiling if answer is None else answer.read)
-        ahead_ms = physical_ms(version) - clock.time_source()
-        if ahead_ms > AHEAD_MS_MAX:
-            Event().wait((ahead_ms - AHEAD_MS_MAX) / 1_000)
-        return version
-
-    def _ask(self, node: int) -> PeerVersions | None:
-        """The versions of another node, asked for after this call began; None if it gives no answer.
-
-        Of many threads that ask at once, one asks for all that wait.
-        """
-        asked = self._asked.setdefault(node, _Asked())
-        arrived = next(self._tickets)
-        if not asked.lock.acquire(timeout=2 * ASK_SECONDS):
-            return None
-        try:
-            if asked.ticket > arrived:
-                return asked.answer
-            now_ms = self._elapsed_source()
-            if asked.silent_until_ms is not None and now_ms < asked.silent_until_ms:
-                return None
-            asked.ticket = next(self._tickets)
-            asked.answer = asked.silent_until_ms = None
-            try:
-                asked.answer = self._peers.ask(node)
-            except FloodmarkError as error:
-                _log.debug("node %d does not tell its versions: %s", node, error)
-                asked.silent_until_ms = now_ms + SILENT_MS
-            return asked.answer
-        finally:
-            asked.lock.release()
-
-
-class NodeVersions(LocalVersions):
-    """The port to versions of a site of several nodes."""
-
-    def __init__(self, parts: SiteParts, versions: SiteVersions, ask_others: Callable[..., None]) -> None:
-        super().__init__(parts)
-        self._versions = versions
-        self._ask_others = ask_others
-
-    def read_version(self) -> Version:
-        return self._versions.read_version()
-
-    def pass_version(self, version: Version) -> None:
-        super().pass_version(version)
-        self._ask_others(PASS_PEER_VERSION, version)
-
-    def sync(self) -> None:
-        super().sync()
-        self._ask_others(SYNC_PEER)
-
-
-class OtherNodes:
-    """What the keeper's work asks of the other nodes (`SiteNodes`)."""
-
-    def __init__(self, shared: SharedNode, peers: Peers, versions: SiteVersions) -> None:
-        self._shared = shared
-        self._peers = peers
-        self._versions = versions
-
-    def require_keeper(self) -> None:
-        self._shared.engine.require_keeper()
-
-    def fresh_version(self) -> Version:
-        committer = self._shared.node.committer
-        committer.observe(self._versions.read_version())
-        return committer.now()
-
-    def held_version(self, namespace: int) -> Version:
-        beats = self._shared.membership.living().values()
-        held = (beat.held.get(scope) for beat in beats for scope in (0, namespace))
-        return min((version for version in held if version is not None), default=VERSION_MAX)
-
-    def fate(self, transaction: str) -> Fate:
-        keeper = load_keeper(self._shared.engine)
-        if keeper is None:
-            raise NotKeeper("no node keeps the site yet; try again")
-        return self._peers.at(keeper.node).call(FATE, transaction)
-
-
-class BuildHost(Protocol):
-    """Makes the host of a node: its keywords are those of `EmbeddedHost` that nodes of several need."""
-
-    def __call__(
-        self,
-        node: Node,
-        *,
-        keeps: bool,
-        router: Router,
-        nodes: SiteNodes,
-        make_versions: Callable[[SiteParts], LocalVersions],
-    ) -> EmbeddedHost:
-        """The host, without threads."""
-        ...
-
-
-class _PortCalls:
-    """Has the methods of a port: the keeper answers each, or any node."""
-
-    def __init__(self, host: "NodeHost", port: Port) -> None:
-        for method in port_methods(port.protocol, port.prefix).values():
-            setattr(self, method.call, partial(host.call, port.attribute, method))
-
-
-class _RemotePeer:
-    """Has the methods of `PeerPort`: another node answers."""
-
-    def __init__(self, connection: Connection) -> None:
-        for method in _PEER_METHODS.values():
-            setattr(self, method.call, partial(connection.call, method))
+    ceilings = (int.from_bytes(stored, "big") for _, stored in read_metadata(engine, CEILING))
+    time_source.start(physical_ms(max(ceilings, default=0)))
+    return NodeHost(
+        identity,
+        engine,
+        claim(engine, node, Event().wait),
+        build=build,
+        time_source=time_source,
+        elapsed_source=beat_source,
+        skew_ms_max=skew_ms_max,
+        beats=beats,
+    )
 
 
 class NodeHost(Host):
     """A node of several and everything around it.  No thread runs before `start`.
 
-    `build` makes the host of an incarnation.
+    `build` makes the host of an incarnation.  With `beats`, `start` begins threads that beat and watch.
     """
 
     def __init__(
@@ -404,11 +108,13 @@ class NodeHost(Host):
         time_source: TimeSource,
         elapsed_source: TimeSource,
         skew_ms_max: int,
+        beats: bool,
     ) -> None:
         self.identity = identity
         self.peer_token = load_secret(engine)
         self._engine = engine
         self._build = build
+        self._beats = beats
         self._lock = Lock()
         self._stopping = Event()
         self._closed = False
@@ -427,11 +133,12 @@ class NodeHost(Host):
             skew_ms_max=skew_ms_max,
         )
         self._peers = Peers(self.peer_token)
-        self.site_versions = SiteVersions(self.shared, self._peers, elapsed_source)
+        self.others = OtherNodes(self.shared, self._peers, elapsed_source)
         maps = NodeMaps(self.shared, self._peers)
         self.router = Router(maps, self.shared.entrance, moves=partial(NodeMoves, maps, self._stopping))
         for port in PORTS:
-            setattr(self, port.attribute, _PortCalls(self, port))
+            methods = port_methods(port.protocol, port.prefix).values()
+            setattr(self, port.attribute, RemoteCalls(partial(self.call, port.attribute), methods))
         self.namespaces = RemoteNamespaces(self.namespaces)
         self._keeper = load_keeper(engine)
         self._host = self._make_host()
@@ -448,18 +155,17 @@ class NodeHost(Host):
     def _make_host(self) -> EmbeddedHost:
         node, engine = self.shared.node, self.shared.engine
         self._kept_as = engine.keeper
-        node.resolve_site = self.site_versions.resolved_version
+        node.resolve_site = self.others.resolved_version
         host = self._build(
             node,
             keeps=self._kept_as is not None,
             router=self.router,
-            nodes=OtherNodes(self.shared, self._peers, self.site_versions),
-            make_versions=lambda parts: NodeVersions(parts, self.site_versions, self.ask_others),
+            nodes=self.others,
+            make_versions=partial(NodeVersions, others=self.others),
         )
 
         def ask(node: int) -> PeerPort:
-            is_here = node == self.shared.number
-            return host.peers if is_here else cast(PeerPort, _RemotePeer(self._peers.at(node)))
+            return host.peers if node == self.shared.number else self._peers.port(node)
 
         def keep() -> None:
             self.shared.take_keeper()
@@ -494,25 +200,23 @@ class NodeHost(Host):
         retiring.join(RETIRE_SECONDS)
         self.namespaces.list_namespaces()
 
-    def start(self, *, background: bool, beats: bool) -> None:
+    def start(self) -> None:
         """Begin what the node does by itself: the work of its host, and beating and watching the others."""
-        if background:
-            self._is_started = True
-            self._host.start()
+        self._is_started = True
+        self._host.start()
         seconds = BEAT_MS / 1_000
         for waited, pause_seconds, work in (
             (self._stopping, seconds, self.beat),
             (self._due, seconds, self.watch),
             (self._stopping, FOLLOW_SECONDS, self.follow),
         ):
-            name = work.__name__
             thread = Thread(
                 target=_repeat,
                 args=(self._stopping, waited, pause_seconds, work),
-                name=f"floodmark-{name}",
+                name=f"floodmark-{work.__name__}",
                 daemon=True,
             )
-            if beats:
+            if self._beats:
                 self._threads.append(thread)
                 thread.start()
 
@@ -542,7 +246,7 @@ class NodeHost(Host):
 
     def follow(self) -> None:
         """Wake the readers that wait here for changes, if other nodes have written."""
-        if self._host.node.committer.followers.is_watched and self.site_versions.has_news():
+        if self._host.node.committer.followers.is_watched and self.others.has_news():
             self._host.wake_readers()
 
     # The keeper
@@ -564,7 +268,7 @@ class NodeHost(Host):
 
     def call(self, port: str, method: Method[Any], *args: object, **kwargs: object) -> Any:
         """Answer a call of a port of this process, or let the keeper answer it."""
-        backoff = Backoff(PAUSE_MS, longest_ms=PAUSE_MS_MAX, budget_ms=BUDGET_MS)
+        backoff = takeover_backoff()
         while True:
             try:
                 if method.action.anywhere or self._host.keeps:
@@ -588,12 +292,6 @@ class NodeHost(Host):
             # What this node knows may be old if another has taken the keeper's lease.
             self.shared.membership.require()
         return answer
-
-    def ask_others(self, method: Method[None], *args: object) -> None:
-        """Call all other nodes that live."""
-        for node in self.shared.membership.living():
-            if node in self._peers.urls:
-                self._peers.at(node).call(method, *args)
 
     # The host
 
@@ -693,7 +391,7 @@ def _leave(host: NodeHost) -> None:
         moved = host.node_port.drain(number)
         _log.info("node %d has given %d partitions to other nodes", number, len(moved))
         if moved:
-            host.ask_others(REFRESH_PEER)
+            host.others.call_all(REFRESH_PEER)
             # Clients that call meanwhile are told where the partitions are.
             Event().wait(LINGER_SECONDS)
     except FloodmarkError as error:

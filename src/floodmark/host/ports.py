@@ -588,6 +588,9 @@ class Host(ABC):
     def require_here(self, action: Action) -> None:  # noqa: B027
         """Raise NotKeeper if another node answers this call of a port."""
 
+    def start(self) -> None:  # noqa: B027
+        """Begin what this process does for the site by itself."""
+
     def leave(self) -> None:  # noqa: B027
         """Give all that this process owns to other nodes, before it stops."""
 

@@ -47,7 +47,7 @@ class RemoteHost(Host):
         self.identity = Identity(site=hello.site, site_id=hello.site_id, format=hello.format)
         for port in PORTS:
             methods = port_methods(port.protocol, port.prefix).values()
-            setattr(self, port.attribute, RemoteCalls(nodes, methods))
+            setattr(self, port.attribute, RemoteCalls(nodes.call, methods))
         self.namespaces = RemoteNamespaces(self.namespaces)
         maps = RemotePartitionMaps(nodes)
         self.router = Router(maps, moves=maps.moves)

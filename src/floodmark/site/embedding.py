@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from floodmark.clock import GuardedTime, HybridClock, TimeSource, UpperBound, system_time_ms
 from floodmark.clock.hybrid import SKEW_MS_MAX
@@ -15,8 +16,8 @@ from floodmark.host.directory import (
     new_identity,
     require_same_identity,
 )
-from floodmark.host.embedded import EmbeddedHost
-from floodmark.host.garbage import GarbageCollection
+from floodmark.host.embedded import BuildHost, EmbeddedHost
+from floodmark.host.ports import Host
 from floodmark.model.errors import Closed
 from floodmark.model.version import physical_ms
 from floodmark.partition import IDENTITY, META, EngineBound, Node
@@ -43,6 +44,42 @@ def check_options(**options: Any) -> None:
     check_time_source(options["time_source"])
 
 
+class MakeHost(Protocol):
+    """Makes the host of a site on its engine."""
+
+    def __call__(
+        self,
+        engine: Engine,
+        identity: Identity,
+        time_source: GuardedTime,
+        skew_ms_max: int,
+        build: BuildHost,
+    ) -> Host:
+        """The host, without threads.  `build` makes it over a node."""
+        ...
+
+
+def one_process(
+    engine: Engine,
+    identity: Identity,
+    time_source: GuardedTime,
+    skew_ms_max: int,
+    build: BuildHost,
+    *,
+    bound: UpperBound | None = None,
+    accept_clock: bool = False,
+) -> EmbeddedHost:
+    """The host of a site whose engine this process has for itself.
+
+    A first reading of the time far ahead of the stored versions raises ClockSkew, unless `accept_clock`.
+    """
+    upper_bound = EngineBound(engine) if bound is None else bound
+    clock = HybridClock(time_source, skew_ms_max=skew_ms_max, upper_bound=upper_bound)
+    if not accept_clock:
+        time_source.start(physical_ms(clock.latest))
+    return build(Node(engine, clock, identity.site_id))
+
+
 def open_engine(
     engine: Engine,
     *,
@@ -57,15 +94,14 @@ def open_engine(
     disk_reserve_bytes: int = 0,
     time_source: TimeSource = system_time_ms,
     elapsed_source: TimeSource | None = None,
-    accept_clock: bool = False,
-    bound: UpperBound | None = None,
     release: Callable[[], None] = lambda: None,
     abandon: Callable[[Closed], None] = lambda _: None,
+    make_host: MakeHost = one_process,
 ) -> Site:
     """Open a site on any engine.  The site owns the engine from here on and closes it.
 
-    A reading of `time_source` far ahead of the stored versions, or of what `elapsed_source` has measured, is
-    refused with `ClockSkew`, unless `accept_clock` takes the first one for right.
+    A reading of `time_source` far ahead of the stored versions, or of what `elapsed_source` has measured,
+    raises ClockSkew.
 
     >>> from floodmark.engine import MemoryEngine
     >>> from floodmark.partition import FAMILIES
@@ -73,12 +109,6 @@ def open_engine(
     ...     scratch.create_namespace("users").put(b"ada", b"1") > 0
     True
     """
-
-    def make_background(node: Node, garbage: GarbageCollection) -> Background:
-        work = Background(node, garbage.run, collect_every, disk, disk_reserve_bytes)
-        work.watch_disk()
-        return work
-
     try:
         check_options(
             durability=durability,
@@ -90,24 +120,22 @@ def open_engine(
         )
         identity = new_identity(site, site_id)
         keep_identity(engine, identity, disk or "the engine")
-        upper_bound = EngineBound(engine) if bound is None else bound
-        guarded = GuardedTime(time_source, elapsed_source)
-        clock = HybridClock(guarded, skew_ms_max=skew_ms_max, upper_bound=upper_bound)
-        if not accept_clock:
-            guarded.start(physical_ms(clock.latest))
-        host = EmbeddedHost(
+        build = partial(
+            EmbeddedHost,
             identity,
-            Node(engine, clock, identity.site_id),
-            make_background=make_background,
-            sweeps=background,
+            make_background=partial(
+                Background, collect_every=collect_every, disk=disk, disk_reserve_bytes=disk_reserve_bytes
+            ),
+            background=background,
             release=release,
             abandon=abandon,
             log_retention=log_retention,
             disk=disk,
         )
+        guarded = GuardedTime(time_source, elapsed_source)
+        host = make_host(engine, identity, guarded, skew_ms_max, build)
         opened = Site(host, durable=check_durability(durability))
-        if background:
-            host.start()
+        host.start()
         return opened
     except BaseException:
         engine.close()

@@ -2,6 +2,7 @@
 
 import os
 from datetime import timedelta
+from functools import partial
 from importlib import import_module
 from typing import Any, Final
 
@@ -14,12 +15,12 @@ from floodmark.model.errors import Closed, InvalidArgument, InvalidConfiguration
 from floodmark.model.names import require_name, require_path
 from floodmark.partition import FAMILIES, FILTERED_BYTES, IDENTITY, META, EngineBound
 from floodmark.site.arguments import DATABASES, Durability
-from floodmark.site.embedding import COLLECT_EVERY, check_options, open_engine
+from floodmark.site.embedding import COLLECT_EVERY, check_options, one_process, open_engine
 from floodmark.site.site import Site
 
 # Loaded for such a site only: the library of the first is optional, and the second loads Flight.
 ENGINE: Final = "floodmark.engine.postgres"
-NODES: Final = "floodmark.site.nodes"
+NODES: Final = "floodmark.host.nodes"
 EXTRA: Final = "floodmark[postgres]"
 
 
@@ -62,7 +63,7 @@ def open(
     }
     check_options(disk_reserve_bytes=disk_reserve_bytes, **options)
     if isinstance(path, str) and path.startswith(DATABASES):
-        return _open_shared(path, site, site_id, create, options | {"node": node})
+        return _open_shared(path, site, site_id, create, node, options)
     if node is not None:
         raise InvalidArgument("one process has the site of a directory; only sites in a database have nodes")
     directory = SiteDirectory(require_path(path, "a site's directory"), site, site_id, create=create)
@@ -81,7 +82,9 @@ def open_accepting(
     return _open(directory, accept_loss=loss, time_source=time_source, accept_clock=clock)
 
 
-def _open(directory: SiteDirectory, *, accept_loss: bool = False, **options: Any) -> Site:
+def _open(
+    directory: SiteDirectory, *, accept_loss: bool = False, accept_clock: bool = False, **options: Any
+) -> Site:
     try:
         engine = RocksEngine(
             engine_path(directory.path),
@@ -100,14 +103,15 @@ def _open(directory: SiteDirectory, *, accept_loss: bool = False, **options: Any
             engine.abandon(refusal)
             directory.abandon()
 
+        bound = EngineBound(engine, sync=engine.sync_witnessed, floor=engine.witnessed_version)
         return open_engine(
             engine,
-            bound=EngineBound(engine, sync=engine.sync_witnessed, floor=engine.witnessed_version),
             site=directory.identity.site,
             site_id=directory.identity.site_id,
             disk=directory.path,
             release=directory.release,
             abandon=abandon,
+            make_host=partial(one_process, bound=bound, accept_clock=accept_clock),
             **options,
         )
     except BaseException:
@@ -116,7 +120,7 @@ def _open(directory: SiteDirectory, *, accept_loss: bool = False, **options: Any
 
 
 def _open_shared(
-    url: str, site: str | None, site_id: int | None, create: bool, options: dict[str, Any]
+    url: str, site: str | None, site_id: int | None, create: bool, node: int | None, options: dict[str, Any]
 ) -> Site:
     """Open a site in a database, as one of its nodes."""
     if site is None:
@@ -142,7 +146,11 @@ def _open_shared(
     except BaseException:
         engine.close()
         raise
-    opened: Site = import_module(NODES).open_node(
-        engine, site=site, site_id=held.site_id if held else site_id, **options, abandon=engine.abandon
+    return open_engine(
+        engine,
+        site=site,
+        site_id=held.site_id if held else site_id,
+        abandon=engine.abandon,
+        make_host=partial(import_module(NODES).make_node, node=node),
+        **options,
     )
-    return opened

@@ -281,11 +281,11 @@ class Nodes:
 
 
 class RemoteCalls:
-    """Has the methods of a port; each asks a node and returns its answer."""
+    """Has the methods of a port; each is a call."""
 
-    def __init__(self, nodes: Nodes, methods: Iterable[Method[Any]]) -> None:
+    def __init__(self, call: Callable[..., Any], methods: Iterable[Method[Any]]) -> None:
         for method in methods:
-            setattr(self, method.call, partial(nodes.call, method))
+            setattr(self, method.call, partial(call, method))
 
 
 class Attempts:

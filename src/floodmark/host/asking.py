@@ -1,0 +1,179 @@
+"""What a node asks of the other nodes of its site: their versions, and what the work of the whole site needs.
+
+**Promises.**  A resolved version of a partition is a promise that stays true for ever.  So an owner that
+gives no answer keeps its last one and holds the site's back, and an old map is safe: a partition that was
+replaced stands still.  One without a promise stands below the beginning of its log.
+"""
+
+import logging
+from itertools import count
+from threading import Event, Lock
+from typing import Final
+
+from floodmark.clock import TimeSource
+from floodmark.host.local import LocalVersions
+from floodmark.host.parts import SiteParts
+from floodmark.host.peers import ASK_SECONDS, FATE, PASS_PEER_VERSION, SYNC_PEER, Peers
+from floodmark.host.ports import PeerVersions
+from floodmark.model.errors import FloodmarkError, NotKeeper
+from floodmark.model.partition import Fate
+from floodmark.model.version import VERSION_MAX, Version, physical_ms
+from floodmark.partition.families import CEILING
+from floodmark.partition.fencing import load_keeper
+from floodmark.partition.layout import read_metadata
+from floodmark.partition.membership import SharedNode
+from floodmark.wire.messages import Method
+
+# How long a node that gave no answer is not asked again.
+SILENT_MS: Final = 1_000
+# A version that is read may be ahead of the clock of a partition's owner by 250 ms; clocks differ by less.
+AHEAD_MS_MAX: Final = 100
+
+_log = logging.getLogger("floodmark.site")
+
+
+class _Asked:
+    """The last answer of a node, and the ticket with which it was asked for."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.ticket = -1
+        self.answer: PeerVersions | None = None
+        self.silent_until_ms: int | None = None
+
+
+class OtherNodes:
+    """The other nodes of a site, as one of its nodes asks them.  Safe to use from many threads."""
+
+    def __init__(self, shared: SharedNode, peers: Peers, elapsed_source: TimeSource) -> None:
+        self._shared = shared
+        self._peers = peers
+        self._elapsed_source = elapsed_source
+        self._asked: dict[int, _Asked] = {}
+        self._tickets = count()
+        self._lock = Lock()
+        self._promises: dict[int, Version] = {}
+        self._announced: Version = 0
+        self._changes: dict[int, int] = {}
+
+    def resolved_version(self) -> Version:
+        """Every change at or below this is durable and published at its owner, and none will be added."""
+        node = self._shared.node
+        rows, logs = node.rows, node.logs
+        owners = {row.node for row in rows if row.node != self._shared.number}
+        answers = [answer.resolved for owner in owners if (answer := self._ask(owner)) is not None]
+        answers.append(self._shared.resolved_versions())
+        opened = {log.id: log.opened_at for log in logs}
+        with self._lock:
+            told = {partition: version for answer in answers for partition, version in answer.items()}
+            # Of partitions that are gone, nothing needs to be known.
+            self._promises = {
+                row.id: max(
+                    told.get(row.id, 0), self._promises.get(row.id, max(0, opened.get(row.log, 0) - 1))
+                )
+                for row in rows
+            }
+            self._announced = max(self._announced, min(self._promises.values(), default=0))
+            is_stale = len(answers) == len(owners) + 1 and any(row.id not in told for row in rows)
+            resolved = self._announced
+        if is_stale:
+            # An owner that answered does not know a partition: it was moved, split or merged.
+            node.refresh()
+        return resolved
+
+    def has_news(self) -> bool:
+        """Whether other nodes have written since the last call."""
+        owners = {row.node for row in self._shared.node.rows if row.node != self._shared.number}
+        before = self._changes
+        answers = {owner: answer.changes for owner in owners if (answer := self._ask(owner)) is not None}
+        self._changes = before | answers
+        return self._changes != before
+
+    def read_version(self) -> Version:
+        """The version at which a reader sees every acknowledged write.
+
+        A node that cannot be asked has written nothing above its ceiling.
+        """
+        clock = self._shared.clock
+        version = self._shared.node.committer.read_version()
+        for key, stored in read_metadata(self._shared.engine, CEILING):
+            node, ceiling = int.from_bytes(key[len(CEILING) :], "big"), int.from_bytes(stored, "big")
+            if node != self._shared.number and ceiling > version:
+                answer = self._ask(node)
+                version = max(version, ceiling if answer is None else answer.read)
+        ahead_ms = physical_ms(version) - clock.time_source()
+        if ahead_ms > AHEAD_MS_MAX:
+            Event().wait((ahead_ms - AHEAD_MS_MAX) / 1_000)
+        return version
+
+    def call_all(self, method: Method[None], *args: object) -> None:
+        """Call all other nodes that live."""
+        for node in self._shared.membership.living():
+            if node in self._peers.urls:
+                self._peers.at(node).call(method, *args)
+
+    def _ask(self, node: int) -> PeerVersions | None:
+        """The versions of another node, asked for after this call began; None if it gives no answer.
+
+        Of many threads that ask at once, one asks for all that wait.
+        """
+        asked = self._asked.setdefault(node, _Asked())
+        arrived = next(self._tickets)
+        if not asked.lock.acquire(timeout=2 * ASK_SECONDS):
+            return None
+        try:
+            if asked.ticket > arrived:
+                return asked.answer
+            now_ms = self._elapsed_source()
+            if asked.silent_until_ms is not None and now_ms < asked.silent_until_ms:
+                return None
+            asked.ticket = next(self._tickets)
+            asked.answer = asked.silent_until_ms = None
+            try:
+                asked.answer = self._peers.versions(node)
+            except FloodmarkError as error:
+                _log.debug("node %d does not tell its versions: %s", node, error)
+                asked.silent_until_ms = now_ms + SILENT_MS
+            return asked.answer
+        finally:
+            asked.lock.release()
+
+    # What the work of the whole site asks (`SiteNodes`)
+
+    def require_keeper(self) -> None:
+        self._shared.engine.require_keeper()
+
+    def fresh_version(self) -> Version:
+        committer = self._shared.node.committer
+        committer.observe(self.read_version())
+        return committer.now()
+
+    def held_version(self, namespace: int) -> Version:
+        beats = self._shared.membership.living().values()
+        held = (beat.held.get(scope) for beat in beats for scope in (0, namespace))
+        return min((version for version in held if version is not None), default=VERSION_MAX)
+
+    def fate(self, transaction: str) -> Fate:
+        keeper = load_keeper(self._shared.engine)
+        if keeper is None:
+            raise NotKeeper("no node keeps the site yet; try again")
+        return self._peers.at(keeper.node).call(FATE, transaction)
+
+
+class NodeVersions(LocalVersions):
+    """The port to versions of a site of several nodes."""
+
+    def __init__(self, parts: SiteParts, others: OtherNodes) -> None:
+        super().__init__(parts)
+        self._others = others
+
+    def read_version(self) -> Version:
+        return self._others.read_version()
+
+    def pass_version(self, version: Version) -> None:
+        super().pass_version(version)
+        self._others.call_all(PASS_PEER_VERSION, version)
+
+    def sync(self) -> None:
+        super().sync()
+        self._others.call_all(SYNC_PEER)
