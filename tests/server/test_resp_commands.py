@@ -575,6 +575,32 @@ def test_subscription_as_a_consumer_group(served: tuple[Site, Server], protocol:
         assert site.subscriptions.statistics(group).backlog == 0
 
 
+def test_groups_of_one_name_belong_to_their_streams(site: Site, client: Any) -> None:
+    """A caller does not learn which groups other namespaces have."""
+    users, counts = "changes:users", "changes:counts"
+    assert client.xgroup_create(users, "workers", id="$")
+    refused("NOGROUP", lambda: client.xreadgroup("workers", "ada", {counts: ">"}))
+    assert client.xgroup_create(counts, "workers", id="$")
+    refused("BUSYGROUP", lambda: client.xgroup_create(counts, "workers"))
+    client.set("a", "1")
+    site.namespace("counts").add(b"b", 1)
+    for stream, key in ((users, b"a"), (counts, b"b")):
+        [entry] = stream_entries(client.xreadgroup("workers", "ada", {stream: ">"}))
+        assert entry[1][b"key"] == key
+        assert client.xack(stream, "workers", entry[0]) == 1
+    assert {row.name for row in site.host.subscriptions.list()} >= {"workers", "counts.workers"}
+
+
+@pytest.mark.parametrize("options", [{"prefix": b"a", "start": "end"}, {"start": "snapshot"}])
+def test_subscription_with_positions_of_its_own_is_no_group(
+    site: Site, client: Any, options: dict[str, Any]
+) -> None:
+    name = str(options["start"])
+    client.set("a", "1")
+    site.subscribe(name, "users", **options).close()
+    refused("consume it with floodmark", lambda: client.xreadgroup(name, "ada", {"changes:users": ">"}))
+
+
 def test_unacknowledged_entries_of_a_group_come_again_after_a_restart(tmp_path: Path) -> None:
     stream = "changes:users"
     with serving_resp(floodmark.open(tmp_path, site="oslo")) as (_, server), resp_client(server) as client:

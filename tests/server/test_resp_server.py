@@ -326,6 +326,29 @@ def test_vanishing_client_leaves_whole_requests(served: tuple[Site, Server]) -> 
     assert site.namespace("users").get(b"half") is None
 
 
+def test_client_that_shuts_down_its_side_is_answered_and_closed(served: tuple[Site, Server]) -> None:
+    requests = [
+        [b"SET", b"ended", b"1"],
+        [b"INCR", b"ended"],
+        [b"GET", b"ended"],
+        [b"EXISTS", *[b"ended"] * 300],
+        [b"INCR", b"ended"],
+        # Nothing can come for a client that is about to go.
+        [b"XREAD", b"BLOCK", b"0", b"STREAMS", b"changes:users", b"$"],
+    ]
+    with raw(served[1]) as connection:
+        connection.sendall(b"".join(map(encode_request, requests)) + b"*2\r\n$3\r\nGET\r\n$5\r\nen")
+        connection.shutdown(socket.SHUT_WR)
+        assert read_all(connection) == b"+OK\r\n:2\r\n$1\r\n2\r\n:300\r\n:3\r\n$-1\r\n"
+
+
+def test_client_that_shuts_down_its_side_behind_a_wrong_frame_is_told_so(served: tuple[Site, Server]) -> None:
+    with raw(served[1]) as connection:
+        connection.sendall(encode_request([b"SET", b"ended", b"1"]) + b"what\r\n")
+        connection.shutdown(socket.SHUT_WR)
+        assert read_all(connection).startswith(b"+OK\r\n-ERR Protocol error")
+
+
 def test_client_that_does_not_read_is_cut_off() -> None:
     with serving_resp(stall_seconds=0.3) as (site, server), raw(server) as connection:
         site.namespace("users").put(b"big", b"x" * 1_000_000)
@@ -394,6 +417,51 @@ def test_sets_of_one_round_are_each_kept_and_refused_alone(served: tuple[Site, S
     changes = [(change.key, change.value) for change in site.changes("users", since=since)]
     assert [change for change in changes if change[0] == b"round1"] == [sets[0], sets[3]]
     assert sets[2] in changes
+
+
+def test_sets_that_share_a_version_are_told_apart(served: tuple[Site, Server]) -> None:
+    """The plain SETs of one round are one commit; a key that comes again is in another."""
+    requests = [
+        *([b"SET", key, value] for key, value in [(b"one", b"1"), (b"two", b"2"), (b"one", b"3")]),
+        [b"FM.VERSION"],
+    ]
+    with raw(served[1]) as connection, resp_client(served[1]) as client:
+        start = client.execute_command("FM.RESOLVED")
+        connection.sendall(b"".join(map(encode_request, requests)))
+        connection.shutdown(socket.SHUT_WR)
+        *replies, version, _ = read_all(connection).split(b"\r\n")
+        assert replies == [b"+OK"] * 3
+        first, last = client.execute_command("FM.HISTORY", "one")[-2:]
+        [other] = client.execute_command("FM.HISTORY", "two")[-1:]
+        assert [first[2], last[2], other[2]] == [b"1", b"3", b"2"]
+        assert first[0] == other[0] < last[0] == int(version[1:])
+        assert client.execute_command("FM.GET", "one", "AT", str(first[0])) == b"1"
+        entries = client.xrange("changes:users", min=f"{start + 1}-0")
+        assert [entry[0] for entry in entries] == [
+            b"%d-0" % first[0], b"%d-1" % first[0], b"%d-0" % last[0],
+        ]  # fmt: skip
+        assert [entry[1][b"key"] for entry in entries] == [b"one", b"two", b"one"]
+
+
+def test_sets_of_many_clients_to_one_key_have_an_order(served: tuple[Site, Server]) -> None:
+    """Each value is replaced once, so at most one SET with GET is told of it, and one SET with NX wins."""
+
+    def write(number: int) -> list[Any]:
+        with resp_client(served[1]) as client:
+            assert client.set("chain", f"plain{number}") is True
+            told = [client.set("chain", f"{number}-{step}", get=True) for step in range(20)]
+            with client.pipeline(transaction=False) as pipe:
+                pipe.set("chain", f"{number}-last").set("chain", "never", nx=True)
+                assert pipe.execute() == [True, None]
+            return [*told, client.set("only", number, nx=True)]
+
+    served[0].namespace("users").delete_range()
+    replies = in_threads(write, 8)
+    told = [reply for own in replies for reply in own[:-1]]
+    assert None not in told
+    assert len({*told}) == len(told)
+    assert sorted([own[-1] for own in replies], key=str) == [None] * 7 + [True]
+    assert (served[0].namespace("users").get(b"chain") or b"").endswith(b"-last")
 
 
 def test_writes_wait_for_a_transaction_that_holds_their_key(served: tuple[Site, Server]) -> None:

@@ -111,6 +111,8 @@ class Connection(asyncio.Protocol, Waiting):
         self._is_waiting = False
         self._is_full = False
         self._is_reading = True
+        # Whether the client has shut down its side: it is answered, then closed.
+        self._is_ended = False
         self._stall: asyncio.TimerHandle | None = None
         self._renewed_at_ms = door.now_ms
 
@@ -131,19 +133,13 @@ class Connection(asyncio.Protocol, Waiting):
             self.widen()
         else:
             seconds = NEWCOMER_TIME_MAX.total_seconds()
-            self._stall = self._door.call_later(seconds, self._cut_newcomer)
+            self._stall = self._door.call_later(seconds, self._cut)
 
     def widen(self) -> None:
         """Take as much from the client as one may send that is known."""
         parser = self._parser
         parser.arguments_max = RESP_ARGUMENTS_MAX
         parser.bulk_bytes_max = parser.request_bytes_max = WRITE_BYTES_MAX
-
-    def _cut_newcomer(self) -> None:
-        self._stall = None
-        if self.session.caller is None:
-            self._door.metrics.connection_cut()
-            self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         self._door.received_bytes += len(data)
@@ -183,6 +179,15 @@ class Connection(asyncio.Protocol, Waiting):
         self._gets.add(monotonic_seconds() - started)
         return True
 
+    def eof_received(self) -> bool:
+        """Run what has arrived whole, and close behind the last answer.
+
+        True keeps the connection open until then.  TLS here has no half-open connections: it is closed.
+        """
+        self._is_ended = True
+        self.run()
+        return self.transport.get_extra_info("sslcontext") is None
+
     def connection_lost(self, error: Exception | None) -> None:
         self._requests.clear()
         if self._stall is not None:
@@ -193,7 +198,9 @@ class Connection(asyncio.Protocol, Waiting):
     def pause_writing(self) -> None:
         """Begin to wait for a client that does not read its answers."""
         self._is_full = True
-        self._stall = self._door.call_later(self._door.stall_seconds, self._cut_stalled)
+        if self._stall is not None:
+            self._stall.cancel()
+        self._stall = self._door.call_later(self._door.stall_seconds, self._cut)
 
     def resume_writing(self) -> None:
         """Go on with a client that reads again."""
@@ -203,11 +210,13 @@ class Connection(asyncio.Protocol, Waiting):
             self._stall = None
         self.run()
 
-    def _cut_stalled(self) -> None:
+    def _cut(self) -> None:
+        """Cut off a client that does not read its answers, or has not shown who it is in time."""
         self._stall = None
-        _log.warning("cut off %s, which does not read its answers", self.session.address)
-        self._door.metrics.connection_cut()
-        self.transport.abort()
+        if self._is_full or self.session.caller is None:
+            _log.warning("cut off %s, which does not read its answers or authenticate", self.session.address)
+            self._door.metrics.connection_cut()
+            self.transport.abort()
 
     def leave(self) -> None:
         """Run nothing more; close when the writes that were begun are answered."""
@@ -230,6 +239,8 @@ class Connection(asyncio.Protocol, Waiting):
             requests.popleft()
         if self._parser.error is not None and not (requests or self._pending or session.is_leaving):
             self._say(encode_reply(Failure(f"ERR {self._parser.error}")))
+            session.is_leaving = True
+        if self._is_ended and not requests and self._parser.error is None:
             session.is_leaving = True
         if session.is_leaving and not self._pending and not self._is_waiting:
             self.flush()

@@ -1,9 +1,12 @@
 """Subscriptions as consumer groups: XGROUP, XREADGROUP, XACK, XPENDING and XAUTOCLAIM.
 
-The server consumes the subscription, and divides its deliveries between the consumers of the group.  What is
-acknowledged is stored before it is answered.  Which consumer holds a delivery is known to the server alone:
-when it starts again, all unacknowledged changes are delivered as new ones.  Values are not kept but read
-again, because a subscription may have thousands of unacknowledged changes.
+The server consumes the subscription, and divides its deliveries between the consumers of the group.  An
+acknowledgement is stored before it is answered.  Only the server's memory holds which consumer has a
+delivery: after a restart, all unacknowledged changes are delivered as new ones.  Values are read again and
+not kept, because a subscription may have thousands of unacknowledged changes.
+
+The name of a subscription is unique in its site, and that of a group in its stream.  So the subscription of a
+group has the group's name, or `<namespace>.<group>` if another namespace has a subscription of that name.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,8 +20,9 @@ from floodmark.feed.subscription.acknowledgement import ChangePosition
 from floodmark.feed.subscription.consumer import Subscription, SubscriptionOptions
 from floodmark.feed.subscription.subscriptions import SubscriptionRow
 from floodmark.model.access import Role
-from floodmark.model.errors import FloodmarkError, SubscriptionNotFound
+from floodmark.model.errors import FloodmarkError
 from floodmark.model.limits import PAGE_ROWS_MAX, RESP_GROUPS_MAX
+from floodmark.model.ranges import KeyRange
 from floodmark.server.resp.records import Space
 from floodmark.server.resp.scans import (
     FIRST,
@@ -102,36 +106,38 @@ class Groups:
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._open: dict[str, Group] = {}
+        self._open: dict[tuple[str, str], Group] = {}
         self._lock = Lock()
 
     def use(self, space: Space, name: str, act: Callable[[Group], Any]) -> Any:
         """Act on a group, alone.  After an error the group is opened anew: its lease may be lost."""
         with self._lock:
-            group = self._open.get(name)
+            group = self._open.get((space.name, name))
             if group is None:
                 if len(self._open) >= RESP_GROUPS_MAX:
                     raise CommandError(f"ERR this server consumes {RESP_GROUPS_MAX} groups already")
-                group = self._open[name] = self._find(space, name)
-        if group.subscription.namespace != space.name:
-            raise _no_group(space, name)
+                group = self._open[space.name, name] = self._find(space, name)
         try:
             with group.lock:
                 return act(group)
         except FloodmarkError:
             with self._lock:
-                self._open.pop(name, None)
+                self._open.pop((space.name, name), None)
             with suppress(FloodmarkError):
                 group.subscription.close()
             raise
 
     def _find(self, space: Space, name: str) -> Group:
-        try:
-            row = self._site.host.subscriptions.find(name)
-        except SubscriptionNotFound:
-            raise _no_group(space, name) from None
-        if row.namespace != space.name:
-            raise _no_group(space, name)
+        row = find_subscription(self._site, space, name)[1]
+        if row is None:
+            raise CommandError(f"NOGROUP No such key 'changes:{space.name}' or consumer group '{name[:64]}'")
+        begins = row.snapshot or 0
+        is_live = bool(row.live) and row.live[0].version <= begins
+        if row.spec.keys != KeyRange() or row.through < begins or is_live:
+            raise CommandError(
+                f"ERR subscription {row.name!r} reads a part of the keys, or has not finished the snapshot "
+                "that it begins with; consume it with floodmark"
+            )
         return Group(self._site, row)
 
     def close(self) -> None:
@@ -143,8 +149,12 @@ class Groups:
                 group.subscription.close()
 
 
-def _no_group(space: Space, name: str) -> CommandError:
-    return CommandError(f"NOGROUP No such key 'changes:{space.name}' or consumer group '{name[:64]}'")
+def find_subscription(site: Site, space: Space, group: str) -> tuple[str, SubscriptionRow | None]:
+    """The subscription of a group: its name, and its row if it exists."""
+    rows = {row.name: row for row in site.host.subscriptions.list()}
+    names = group, f"{space.name}.{group}"
+    own = next((rows[name] for name in names if name in rows and rows[name].namespace == space.name), None)
+    return names[group in rows] if own is None else own.name, own
 
 
 def _use(session: Session, stream: bytes, group: bytes, act: Callable[[Group, Space], Any]) -> Any:
@@ -176,8 +186,9 @@ def create_group(session: Session, arguments: Arguments) -> object:
     ):
         raise CommandError("ERR only XGROUP CREATE is here; floodmark subscription administers the rest")
     space = stream_space(session, arguments[2], Role.WRITE)
-    name, site = arguments[3].decode(errors="replace"), session.door.spaces.site
-    if any(row.name == name for row in site.host.subscriptions.list()):
+    site = session.door.spaces.site
+    name, row = find_subscription(site, space, arguments[3].decode(errors="replace"))
+    if row is not None:
         raise CommandError("BUSYGROUP Consumer Group name already exists")
     start: Any = "end"
     if arguments[4] != b"$":
