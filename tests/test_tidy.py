@@ -193,11 +193,11 @@ def check_doormat(path: PurePosixPath, source: str) -> Iterator[Finding]:
                 pass
             case ast.Assign(targets=[ast.Name(id="__all__")]) | ast.AnnAssign(target=ast.Name(id="__all__")):
                 pass
-            case ast.If(test=ast.Name(id="TYPE_CHECKING")) | ast.FunctionDef(name="__getattr__"):
+            case ast.If(test=ast.Name(id="TYPE_CHECKING")) | ast.FunctionDef(name="__getattr__" | "__dir__"):
                 # The package itself hands a few names on lazily, because they load large libraries.
                 if path != PurePosixPath("__init__.py"):
                     yield Finding(path, node.lineno, "only the package's own __init__.py is lazy")
-            case ast.Assign(targets=[ast.Name(id="_LAZY")]):
+            case ast.Assign(targets=[ast.Name(id="_LAZY" | "__version__")]):
                 pass
             case _:
                 message = "__init__.py only hands names on: imports, docstring and __all__"

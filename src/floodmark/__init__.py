@@ -1,6 +1,7 @@
 """Floodmark: a key-value store for data that lives in more than one place.
 
-Every write is captured, and one hybrid clock stamps every change.
+Every write is captured, and one hybrid clock stamps every change.  `open` opens a site in a directory or a
+database, `connect` one behind a server; every error is a `FloodmarkError`.
 
 >>> import floodmark, tempfile
 >>> with floodmark.open(tempfile.mkdtemp(), site="oslo") as site:
@@ -18,8 +19,70 @@ if TYPE_CHECKING:
     from floodmark.feed.reading.capture import CaptureState, ChangeCapture
     from floodmark.feed.subscription.consumer import Delivery, Subscription, SubscriptionOptions
     from floodmark.model import Change, ChangeType, Heartbeat, KeyRange, Resolved, Stamp, Version, Versioned
-    from floodmark.model.errors import FloodmarkError, OutcomeUnknown, Retryable, Terminal
+    from floodmark.model.errors import (
+        AcknowledgementConflict,
+        BackupDamaged,
+        CannotOpen,
+        CatalogChanged,
+        ClockSkew,
+        Closed,
+        CommitTooLarge,
+        Corruption,
+        FeedExists,
+        FeedNotFound,
+        FeedStateConflict,
+        Fenced,
+        FloodmarkError,
+        FormatTooNew,
+        InvalidArgument,
+        InvalidConfiguration,
+        InvalidKey,
+        InvalidName,
+        InvalidOption,
+        InvalidRange,
+        InvalidTimeToLive,
+        InvalidValue,
+        InvalidVersion,
+        KeyNotFound,
+        LeaseHeld,
+        LimitExceeded,
+        LinkStalled,
+        NamespaceExists,
+        NamespaceNotFound,
+        NodeFenced,
+        NotAllowed,
+        NotASite,
+        NotAuthenticated,
+        NotKeeper,
+        OutcomeUnknown,
+        PartitionMoved,
+        PartitionNotFound,
+        PartitionStopped,
+        PartlyDone,
+        Rejoining,
+        Retryable,
+        SafePointNotFound,
+        SchemaMismatch,
+        SinkFailed,
+        SiteLocked,
+        SiteMismatch,
+        StaleLink,
+        StorageFailed,
+        StorageFull,
+        SubscriptionNotFound,
+        Terminal,
+        TransactionEnded,
+        TransactionNotFound,
+        Unreachable,
+        VersionCollected,
+        VersionInFuture,
+        WireMismatch,
+        WrongPolicy,
+    )
     from floodmark.site import (
+        Codec,
+        CodedNamespace,
+        CodedView,
         GarbageReport,
         Namespace,
         NamespaceSettings,
@@ -34,43 +97,102 @@ if TYPE_CHECKING:
     from floodmark.site.opening import open
 
 __all__ = [
+    "AcknowledgementConflict",
+    "BackupDamaged",
+    "CannotOpen",
     "CaptureState",
+    "CatalogChanged",
     "Change",
     "ChangeCapture",
     "ChangeType",
+    "ClockSkew",
+    "Closed",
+    "Codec",
+    "CodedNamespace",
+    "CodedView",
+    "CommitTooLarge",
+    "Corruption",
     "Delivery",
     "Feed",
+    "FeedExists",
+    "FeedNotFound",
     "FeedState",
+    "FeedStateConflict",
     "FeedStatistics",
+    "Fenced",
     "FloodmarkError",
+    "FormatTooNew",
     "GarbageReport",
     "Heartbeat",
+    "InvalidArgument",
+    "InvalidConfiguration",
+    "InvalidKey",
+    "InvalidName",
+    "InvalidOption",
+    "InvalidRange",
+    "InvalidTimeToLive",
+    "InvalidValue",
+    "InvalidVersion",
+    "KeyNotFound",
     "KeyRange",
+    "LeaseHeld",
+    "LimitExceeded",
+    "LinkStalled",
     "Namespace",
+    "NamespaceExists",
+    "NamespaceNotFound",
     "NamespaceSettings",
+    "NodeFenced",
+    "NotASite",
+    "NotAllowed",
+    "NotAuthenticated",
+    "NotKeeper",
     "OutcomeUnknown",
+    "PartitionMoved",
+    "PartitionNotFound",
+    "PartitionStopped",
+    "PartlyDone",
+    "Rejoining",
     "Resolved",
     "Retryable",
     "SafePoint",
+    "SafePointNotFound",
+    "SchemaMismatch",
+    "SinkFailed",
     "SinkOptions",
     "Site",
+    "SiteLocked",
+    "SiteMismatch",
     "SiteStatistics",
+    "StaleLink",
     "Stamp",
+    "StorageFailed",
+    "StorageFull",
     "Subscription",
+    "SubscriptionNotFound",
     "SubscriptionOptions",
     "Terminal",
     "Transaction",
+    "TransactionEnded",
+    "TransactionNotFound",
+    "Unreachable",
     "Version",
+    "VersionCollected",
+    "VersionInFuture",
     "Versioned",
     "View",
+    "WireMismatch",
     "Writer",
+    "WrongPolicy",
     "connect",
     "open",
 ]
 
 
-# What is handed on is loaded when it is first asked for: the command starts fast, an embedded site does
-# without Arrow Flight, and a site behind a URL without RocksDB.
+__version__ = "0.1.0"
+
+# Public names are loaded when they are first used: the command starts fast, an embedded site does without
+# Arrow Flight, and a site behind a URL without RocksDB.  Names that are not listed here are errors.
 _LAZY = {
     "floodmark.feed.named.feeds": ("Feed", "FeedState", "FeedStatistics", "SinkOptions"),
     "floodmark.feed.reading.capture": ("CaptureState", "ChangeCapture"),
@@ -78,10 +200,9 @@ _LAZY = {
     "floodmark.model": (
         *("Change", "ChangeType", "Heartbeat", "KeyRange", "Resolved", "Stamp", "Version", "Versioned"),
     ),
-    "floodmark.model.errors": ("FloodmarkError", "OutcomeUnknown", "Retryable", "Terminal"),
     "floodmark.site": (
-        *("GarbageReport", "Namespace", "NamespaceSettings", "SafePoint", "Site", "SiteStatistics"),
-        *("Transaction", "View", "Writer"),
+        *("Codec", "CodedNamespace", "CodedView", "GarbageReport", "Namespace", "NamespaceSettings"),
+        *("SafePoint", "Site", "SiteStatistics", "Transaction", "View", "Writer"),
     ),
     "floodmark.site.connecting": ("connect",),
     "floodmark.site.opening": ("open",),
@@ -90,8 +211,13 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     """Import a public name from its module."""
-    for module, names in _LAZY.items():
-        if name in names:
-            globals()[name] = found = getattr(import_module(module), name)
-            return found
-    raise AttributeError(f"module 'floodmark' has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module 'floodmark' has no attribute {name!r}")
+    module = next((module for module, names in _LAZY.items() if name in names), "floodmark.model.errors")
+    globals()[name] = found = getattr(import_module(module), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    """The public names, whether they are loaded or not, for `dir` and `help`."""
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

@@ -24,6 +24,7 @@ from floodmark.engine import MemoryEngine
 from floodmark.links.applying import Applier
 from floodmark.links.reading import RowKind, read_step
 from floodmark.links.steps import plan_step
+from floodmark.merge.policies import MergePolicy
 from floodmark.model.partition import Content
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.record import FoundRecord
@@ -34,7 +35,7 @@ from floodmark.replication.topology import MemberSite, SharedNamespace, Topology
 from floodmark.site import Namespace, Site
 from floodmark.testing.clock import SimulatedTime
 
-POLICIES: Final = {"users": "last_write", "profiles": "fields", "counts": "counter"}
+POLICIES: Final[dict[str, MergePolicy]] = {"users": "last_write", "profiles": "fields", "counts": "counter"}
 RETENTION_MS: Final = 3_600_000
 
 

@@ -20,6 +20,7 @@ from floodmark.engine import Guard, WriteRow
 from floodmark.host.embedded import EmbeddedHost
 from floodmark.merge.counter import add_to_counter
 from floodmark.merge.fields import update_fields
+from floodmark.merge.policies import MergePolicy
 from floodmark.merge.states import stamp_state
 from floodmark.model.change import Stamp
 from floodmark.model.errors import FloodmarkError, OutcomeUnknown
@@ -60,7 +61,8 @@ class World:
         self.time = time
         self.site: Site = open_engine(engine, site="oslo", site_id=7, time_source=time)
         if not self.site.namespaces():
-            for name, merge in (("plain", "last_write"), ("fields", "fields"), ("counters", "counter")):
+            kinds: dict[str, MergePolicy] = {"plain": "last_write", "fields": "fields", "counters": "counter"}
+            for name, merge in kinds.items():
                 self.site.create_namespace(name, merge=merge)
         assert isinstance(self.site.host, EmbeddedHost)
         self.node: Node = self.site.host.node

@@ -20,6 +20,7 @@ from floodmark import Namespace, Site, Stamp, SubscriptionOptions
 from floodmark.codec.states import CounterEntry, CounterState, Field, FieldsState, State, encode_state
 from floodmark.host.embedded import EmbeddedHost
 from floodmark.host.ports import BatchUpdate, LogKind
+from floodmark.merge.policies import MergePolicy
 from floodmark.model.format import FORMAT
 from floodmark.model.partition import ApplyStream
 from floodmark.replication.applied import Applied
@@ -111,7 +112,7 @@ class Author:
     def pass_time(self, seconds: int = 1) -> None:
         self.now_ms += seconds * 1000
 
-    def create(self, name: str, ttl: timedelta | None, merge: str = "last_write") -> None:
+    def create(self, name: str, ttl: timedelta | None, merge: MergePolicy = "last_write") -> None:
         self.pass_time()
         self.site.create_namespace(name, merge=merge, ttl=ttl, retention=RETENTION)
         self.ids[name] = len(self.ids) + 1

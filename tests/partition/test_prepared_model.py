@@ -21,6 +21,7 @@ from floodmark.codec.states import decode_state, encode_state, live_value
 from floodmark.codec.values import TOMBSTONE, encode_value
 from floodmark.merge.counter import add_to_counter
 from floodmark.merge.fields import put_fields, update_fields
+from floodmark.merge.policies import MergePolicy
 from floodmark.merge.states import Written, delete_record, merge_states, stamp_state, write_state
 from floodmark.model.change import Heartbeat, Stamp, Sums, Tally
 from floodmark.model.partition import Decision, Fate
@@ -107,7 +108,8 @@ class World:
     def _open_site(self) -> None:
         self.site: Site = open_memory(self.engine, self.time)
         if not self.site.namespaces():
-            for name, merge in (("plain", "last_write"), ("fields", "fields"), ("counters", "counter")):
+            kinds: dict[str, MergePolicy] = {"plain": "last_write", "fields": "fields", "counters": "counter"}
+            for name, merge in kinds.items():
                 self.site.create_namespace(name, merge=merge)
         self.node: Node = node_of(self.site)
         self.node.committer.prepared.settler = self.decide

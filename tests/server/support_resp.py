@@ -9,6 +9,7 @@ from redis._parsers import _HiredisParser, _RESP2Parser, _RESP3Parser
 from tests.server.support import LOOPBACK, open_memory
 from tests.waiting import HANG_SECONDS
 
+from floodmark.merge.policies import MergePolicy
 from floodmark.server import Server, ServerOptions, serve
 from floodmark.site import Site
 
@@ -26,7 +27,8 @@ def serving_resp(site: Site | None = None, **options: Any) -> Iterator[tuple[Sit
     """A site with a namespace of each kind, and its server."""
     site = open_memory() if site is None else site
     present = site.namespaces()
-    for name, merge in {"users": "last_write", "records": "fields", "counts": "counter"}.items():
+    kinds: dict[str, MergePolicy] = {"users": "last_write", "records": "fields", "counts": "counter"}
+    for name, merge in kinds.items():
         if name not in present:
             site.create_namespace(name, merge=merge)
     settings: dict[str, Any] = {"resp_listen": LOOPBACK, "resp_namespace": "users", **options}

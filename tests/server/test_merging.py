@@ -17,6 +17,7 @@ from floodmark.codec.states import (
 from floodmark.codec.values import TOMBSTONE, encode_value
 from floodmark.merge.counter import add_to_counter
 from floodmark.merge.fields import update_fields
+from floodmark.merge.policies import MergePolicy
 from floodmark.merge.states import delete_record
 from floodmark.model.change import Stamp
 from floodmark.model.errors import FloodmarkError, InvalidValue, WrongPolicy
@@ -45,7 +46,8 @@ SENDS: dict[str, Send] = {
 @pytest.fixture
 def site() -> Iterator[Site]:
     with serving() as (_, server), connected(server) as site:
-        for name, merge in (("users", "last_write"), ("people", "fields"), ("visits", "counter")):
+        kinds: dict[str, MergePolicy] = {"users": "last_write", "people": "fields", "visits": "counter"}
+        for name, merge in kinds.items():
             site.create_namespace(name, merge=merge)
         yield site
 

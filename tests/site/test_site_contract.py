@@ -28,6 +28,7 @@ from tests.site.support import host_of
 import floodmark
 from floodmark.engine import Engine
 from floodmark.host.catalog import NamespaceRow
+from floodmark.merge.policies import MergePolicy
 from floodmark.model.errors import FloodmarkError, NamespaceNotFound
 from floodmark.model.partition import Partition
 from floodmark.model.ranges import KeyRange
@@ -177,7 +178,7 @@ def leave_open(site: Site) -> None:
 Fault = Callable[[Site], None]
 
 # The namespaces that the tests of the contract ask for, and how they merge.
-NAMESPACES: Mapping[str, str] = {"users": "last_write", "people": "fields", "visits": "counter"}
+NAMESPACES: Mapping[str, MergePolicy] = {"users": "last_write", "people": "fields", "visits": "counter"}
 
 # Each fault, and tests that must find it, whatever others do.
 FAULTS: Mapping[Fault, Sequence[str]] = {

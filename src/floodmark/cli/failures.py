@@ -45,7 +45,7 @@ class Usage(typer.TyperException):
 
 _BY_CODE: Final[dict[int, tuple[type[BaseException], ...]]] = {
     FINDING: (
-        *(errors.NamespaceNotFound, errors.NamespaceExists, errors.PartitionNotFound),
+        *(errors.KeyNotFound, errors.NamespaceNotFound, errors.NamespaceExists, errors.PartitionNotFound),
         *(errors.SafePointNotFound, errors.FeedNotFound, errors.FeedExists, errors.FeedStateConflict),
         *(errors.SubscriptionNotFound, errors.AcknowledgementConflict, errors.TransactionNotFound),
         *(errors.TransactionEnded, errors.BackupDamaged),

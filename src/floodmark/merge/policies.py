@@ -4,10 +4,12 @@
 join states (`states.py`).
 """
 
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 LAST_WRITE: Final = "last_write"
 FIELDS: Final = "fields"
 COUNTER: Final = "counter"
+
+MergePolicy: TypeAlias = Literal["last_write", "fields", "counter"]
 
 POLICIES: Final = (COUNTER, FIELDS, LAST_WRITE)

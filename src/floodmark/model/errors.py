@@ -31,6 +31,7 @@
         ├── WrongPolicy              the namespace merges its records in another way
         ├── LimitExceeded
         │   └── CommitTooLarge
+        ├── KeyNotFound              also a KeyError
         ├── NamespaceNotFound
         ├── NamespaceExists
         ├── PartitionNotFound
@@ -203,6 +204,13 @@ class LimitExceeded(Terminal):
 
 class CommitTooLarge(LimitExceeded):
     """More than one commit can hold."""
+
+
+class KeyNotFound(Terminal, KeyError):
+    """No value under this key."""
+
+    # KeyError shows its message in quotes.
+    __str__ = Exception.__str__
 
 
 class NamespaceNotFound(Terminal):

@@ -3,6 +3,7 @@
 from floodmark.feed import SafePoint
 from floodmark.host.catalog import NamespaceSettings
 from floodmark.host.statistics import GarbageReport, SiteStatistics
+from floodmark.site.codecs import Codec, CodedNamespace, CodedView
 from floodmark.site.embedding import open_engine
 from floodmark.site.namespace import Namespace, View
 from floodmark.site.site import Site
@@ -10,6 +11,9 @@ from floodmark.site.transaction import Transaction
 from floodmark.site.writer import Writer
 
 __all__ = [
+    "Codec",
+    "CodedNamespace",
+    "CodedView",
     "GarbageReport",
     "Namespace",
     "NamespaceSettings",

@@ -30,7 +30,7 @@ Since: TypeAlias = Version | datetime | Resolved | Literal["snapshot", "beginnin
 Durability: TypeAlias = Literal["fsync", "async"]
 
 
-def refuse_value(key: bytes, value: object) -> InvalidValue:
+def refuse_value(key: object, value: object) -> InvalidValue:
     """Say what is wrong with a value that is not bytes of at most VALUE_BYTES_MAX."""
     if type(value) is not bytes:
         return InvalidValue(

@@ -4,7 +4,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from datetime import timedelta
 from itertools import islice
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from floodmark.codec.ordered import encode_namespace, qualify_range
 from floodmark.codec.values import PLAIN, TOMBSTONE, encode_value
@@ -14,6 +14,7 @@ from floodmark.host.ports import Host
 from floodmark.model.errors import (
     FloodmarkError,
     InvalidArgument,
+    KeyNotFound,
     NamespaceNotFound,
     PartlyDone,
     WrongPolicy,
@@ -39,9 +40,28 @@ from floodmark.site.writer import BATCH_RECORDS, Encoding, Writer
 DELETE_RANGE_ROWS: Final = 1_000
 
 Pairs: TypeAlias = Mapping[bytes, Fields] | Iterable[tuple[bytes, Fields]]
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
-class Namespace:
+class Lookup(Generic[Key, Value]):
+    """`key in users` and `users[key]`, by `get`."""
+
+    def get(self, key: Key) -> Value | None:
+        """The value of a key; None if there is none."""
+        raise NotImplementedError
+
+    def __contains__(self, key: Key) -> bool:
+        return self.get(key) is not None
+
+    def __getitem__(self, key: Key) -> Value:
+        value = self.get(key)
+        if value is None:
+            raise KeyNotFound(f"{self!r} has no key {key!r:.60}; get returns None for such a key", key=key)
+        return value
+
+
+class Namespace(Lookup[bytes, bytes]):
     """A named set of keys.  Safe to use from many threads.
 
     >>> import floodmark, tempfile
@@ -182,7 +202,13 @@ class Namespace:
         rows = _encode_pairs(pairs, self._prefix, suffix)
         return self._router.put(rows, durable=durable)
 
-    def writer(self, *, batch_records: int = BATCH_RECORDS, durability: Durability | None = None) -> Writer:
+    def writer(
+        self,
+        *,
+        batch_records: int = BATCH_RECORDS,
+        durability: Durability | None = None,
+        encoding: Encoding | None = None,
+    ) -> Writer:
         """A stream of writes, for many records: batches are on their way while the next are gathered.
 
         >>> import floodmark, tempfile
@@ -197,7 +223,7 @@ class Namespace:
         durable = self._durable if durability is None else check_durability(durability)
         self._require_there()
         stream = self._host.write_stream(MergeStream(durable) if self._policy.merges else PutStream(durable))
-        return Writer(stream, self.encoding, batch_records)
+        return Writer(stream, encoding or self.encoding, batch_records)
 
     def delete(self, key: bytes, *, durability: Durability | None = None) -> Version:
         """Delete a key, whether or not it is there; the version of the deletion."""
@@ -407,7 +433,7 @@ def _encode_pairs(pairs: Pairs, prefix: bytes, suffix: bytes) -> dict[bytes, byt
     """Qualified keys and stored values; of a key that comes twice, the last."""
     rows: dict[bytes, bytes] = {}
     # `_checked_pairs`, without a generator: this is a good part of what a row costs.
-    for pair in _list_pairs(pairs):
+    for pair in list_pairs(pairs):
         try:
             key, value = pair
         except (TypeError, ValueError) as error:
@@ -422,7 +448,7 @@ def _encode_pairs(pairs: Pairs, prefix: bytes, suffix: bytes) -> dict[bytes, byt
 
 def _checked_pairs(pairs: Pairs) -> Iterator[tuple[bytes, Fields]]:
     """Pairs with valid keys; their values are not checked."""
-    for pair in _list_pairs(pairs):
+    for pair in list_pairs(pairs):
         try:
             key, value = pair
         except (TypeError, ValueError) as error:
@@ -431,7 +457,8 @@ def _checked_pairs(pairs: Pairs) -> Iterator[tuple[bytes, Fields]]:
         yield key, value
 
 
-def _list_pairs(pairs: Pairs) -> list[tuple[bytes, Fields]]:
+def list_pairs(pairs: Mapping[Key, Value] | Iterable[tuple[Key, Value]]) -> list[tuple[Key, Value]]:
+    """The pairs of a mapping, or of an iterable, whose items are not checked."""
     if not isinstance(pairs, Iterable):
         raise InvalidArgument(f"put_many takes a mapping or pairs, not {pairs!r:.60}")
     return list(pairs.items() if isinstance(pairs, Mapping) else pairs)
@@ -441,7 +468,7 @@ def _refuse_pair(pair: object) -> InvalidArgument:
     return InvalidArgument(f"put_many takes pairs of key and value, not {pair!r:.60}")
 
 
-class View:
+class View(Lookup[bytes, bytes]):
     """A namespace as it was at one version.  Read-only."""
 
     def __init__(self, namespace: Namespace, version: Version) -> None:

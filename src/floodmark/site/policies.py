@@ -30,7 +30,7 @@ class LastWrite:
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
 
-    def put(self, key: bytes, value: Fields, expires_at: int | None) -> bytes:
+    def put(self, key: object, value: Fields, expires_at: int | None) -> bytes:
         """A record that replaces what is there."""
         if type(value) is not bytes or len(value) > VALUE_BYTES_MAX:
             raise refuse_value(key, value)
@@ -40,25 +40,25 @@ class LastWrite:
         """The end of a record."""
         return TOMBSTONE
 
-    def update(self, key: bytes, fields: Fields, expires_at: int | None) -> bytes:
+    def update(self, key: object, fields: Fields, expires_at: int | None) -> bytes:
         """Some fields of a record."""
         raise self._refuse(
             "update", "its records are values without fields: use put, or a namespace of fields"
         )
 
-    def delete_field(self, key: bytes, names: Sequence[str]) -> bytes:
+    def delete_field(self, key: object, names: Sequence[str]) -> bytes:
         """The end of some fields."""
         raise self._refuse(
             "delete_field", "its records are values without fields: use delete, or a namespace of fields"
         )
 
-    def add(self, key: bytes, number: int) -> bytes:
+    def add(self, key: object, number: int) -> bytes:
         """A number to be added."""
         raise self._refuse(
             "add", "its records are no counters: use compare_and_set, or a namespace of counters"
         )
 
-    def compare(self, key: bytes, value: Fields | None, expires_at: int | None) -> bytes:
+    def compare(self, key: object, value: Fields | None, expires_at: int | None) -> bytes:
         """What takes the place of an expected value; None stands for nothing."""
         return self.delete() if value is None else self.put(key, value, expires_at)
 
@@ -79,21 +79,21 @@ class FieldsPolicy(LastWrite):
 
     merges = True
 
-    def put(self, key: bytes, value: Fields, expires_at: int | None) -> bytes:
+    def put(self, key: object, value: Fields, expires_at: int | None) -> bytes:
         return _encode(key, value, lambda fields: put_fields(fields, expires_at))
 
     def delete(self) -> bytes:
         return _DELETE_FIELDS
 
-    def update(self, key: bytes, fields: Fields, expires_at: int | None) -> bytes:
+    def update(self, key: object, fields: Fields, expires_at: int | None) -> bytes:
         return _encode(key, fields, lambda given: update_fields(given, expires_at))
 
-    def delete_field(self, key: bytes, names: Sequence[str]) -> bytes:
+    def delete_field(self, key: object, names: Sequence[str]) -> bytes:
         if not all(isinstance(name, str) for name in names):
             raise InvalidValue(f"the fields of {key!r:.60} have names of text, not {names!r:.60}", key=key)
         return _named(key, lambda: delete_fields(names))
 
-    def add(self, key: bytes, number: int) -> bytes:
+    def add(self, key: object, number: int) -> bytes:
         raise self._refuse(
             "add", "its records have fields, and none of them is a counter: use a namespace of counters"
         )
@@ -115,7 +115,7 @@ class CounterPolicy(LastWrite):
 
     merges = True
 
-    def put(self, key: bytes, value: Fields, expires_at: int | None) -> bytes:
+    def put(self, key: object, value: Fields, expires_at: int | None) -> bytes:
         raise self._refuse(
             "put", "its records are counters: add to them with add, and begin anew with delete"
         )
@@ -123,16 +123,16 @@ class CounterPolicy(LastWrite):
     def delete(self) -> bytes:
         return _DELETE_COUNTER
 
-    def update(self, key: bytes, fields: Fields, expires_at: int | None) -> bytes:
+    def update(self, key: object, fields: Fields, expires_at: int | None) -> bytes:
         raise self._refuse("update", "its records are counters without fields: add to them with add")
 
-    def delete_field(self, key: bytes, names: Sequence[str]) -> bytes:
+    def delete_field(self, key: object, names: Sequence[str]) -> bytes:
         raise self._refuse("delete_field", "its records are counters without fields: use delete")
 
-    def add(self, key: bytes, number: int) -> bytes:
+    def add(self, key: object, number: int) -> bytes:
         return _named(key, lambda: add_to_counter(number))
 
-    def compare(self, key: bytes, value: Fields | None, expires_at: int | None) -> bytes:
+    def compare(self, key: object, value: Fields | None, expires_at: int | None) -> bytes:
         raise self._refuse(
             "compare_and_set", "its records are counters, which cannot be set: add to them with add"
         )
@@ -160,7 +160,7 @@ _DELETE_FIELDS: Final = delete_record("fields")
 _DELETE_COUNTER: Final = delete_record("counter")
 
 
-def _encode(key: bytes, value: Fields, build: Callable[[Fields], bytes]) -> bytes:
+def _encode(key: object, value: Fields, build: Callable[[Fields], bytes]) -> bytes:
     if type(value) is bytes:
         if len(value) > VALUE_BYTES_MAX:
             raise refuse_value(key, value)
@@ -173,7 +173,7 @@ def _encode(key: bytes, value: Fields, build: Callable[[Fields], bytes]) -> byte
     return _named(key, lambda: build(value))
 
 
-def _named(key: bytes, build: Callable[[], bytes]) -> bytes:
+def _named(key: object, build: Callable[[], bytes]) -> bytes:
     """What is built; a refusal names the key."""
     try:
         return build()

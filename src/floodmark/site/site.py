@@ -6,7 +6,7 @@ from functools import partial
 from itertools import count
 from os import getpid
 from socket import gethostname
-from typing import Literal, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 from uuid import uuid4
 
 from msgspec import UNSET, UnsetType
@@ -26,8 +26,15 @@ from floodmark.host.statistics import (
     ReplicationStatistics,
     SiteStatistics,
 )
+from floodmark.merge.policies import MergePolicy
 from floodmark.model.change import Change, Heartbeat, Resolved
-from floodmark.model.errors import Closed, InvalidArgument, InvalidVersion, PartitionNotFound
+from floodmark.model.errors import (
+    Closed,
+    InvalidArgument,
+    InvalidVersion,
+    NamespaceExists,
+    PartitionNotFound,
+)
 from floodmark.model.names import require_name
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version
@@ -43,11 +50,13 @@ from floodmark.site.arguments import (
     to_version,
 )
 from floodmark.site.beginning import begin_at, decode_items, decoder_of, find_scope
+from floodmark.site.codecs import Codec, CodecName, CodedNamespace, find_codec, with_codec
 from floodmark.site.feeds import Feeds, Subscriptions
 from floodmark.site.namespace import Namespace, open_namespace
 from floodmark.site.transaction import TIMEOUT, Transaction, run_transaction
 
 Result = TypeVar("Result")
+Value = TypeVar("Value")
 
 
 class _ChangesOptions(TypedDict, total=False):
@@ -59,6 +68,13 @@ class _ChangesOptions(TypedDict, total=False):
     prefix: bytes | None
     before_images: bool
     on_damaged: OnDamaged | None
+
+
+class _CreateOptions(TypedDict, total=False):
+    merge: MergePolicy
+    ttl: timedelta | None
+    retention: timedelta | None
+    exist_ok: bool
 
 
 class Site:
@@ -100,30 +116,83 @@ class Site:
 
     # Namespaces
 
+    @overload
+    def create_namespace(self, name: str, **settings: Unpack[_CreateOptions]) -> Namespace: ...
+
+    @overload
+    def create_namespace(
+        self, name: str, *, codec: Literal["text"], **settings: Unpack[_CreateOptions]
+    ) -> CodedNamespace[str]: ...
+
+    @overload
+    def create_namespace(
+        self, name: str, *, codec: Literal["json"], **settings: Unpack[_CreateOptions]
+    ) -> CodedNamespace[Any]: ...
+
+    @overload
+    def create_namespace(
+        self, name: str, *, codec: Codec[Value], **settings: Unpack[_CreateOptions]
+    ) -> CodedNamespace[Value]: ...
+
     def create_namespace(
         self,
         name: str,
         *,
-        merge: str = "last_write",
+        merge: MergePolicy = "last_write",
         ttl: timedelta | None = None,
         retention: timedelta | None = None,
-    ) -> Namespace:
+        exist_ok: bool = False,
+        codec: CodecName | Codec[Any] | None = None,
+    ) -> Namespace | CodedNamespace[Any]:
         """Add a namespace.  `ttl` holds for writes that name none; `retention` is 24 hours if not given.
 
         `merge` says how writes of several sites to a record become one: "last_write" keeps the last value;
-        "fields" merges a JSON object field by field; "counter" adds numbers up.
+        "fields" merges a JSON object field by field; "counter" adds numbers up.  With `exist_ok` a namespace
+        that is there is returned with the settings that it has, if it merges so; else NamespaceExists is
+        raised.  For `codec`, see `namespace`.
         """
         require_name(name, "namespace")
+        coder = find_codec(codec)
         kept = RETENTION if retention is None else retention
         settings = NamespaceSettings(merge=merge, ttl=ttl, retention=kept)
-        row = self.host.namespaces.create_namespace(name, settings)
-        return open_namespace(row, self._host, durable=self._durable)
+        try:
+            row = self.host.namespaces.create_namespace(name, settings)
+        except NamespaceExists:
+            if not exist_ok:
+                raise
+            row = self.host.namespaces.find_namespace(name)
+            if row.merge != merge:
+                raise NamespaceExists(
+                    f"namespace {name!r} is there and merges by {row.merge!r}, not {merge!r}, which it keeps "
+                    "for life; choose another name",
+                    namespace=name,
+                ) from None
+        return with_codec(open_namespace(row, self._host, durable=self._durable), coder)
 
-    def namespace(self, name: str) -> Namespace:
-        """The namespace of a name, which must be there."""
+    @overload
+    def namespace(self, name: str) -> Namespace: ...
+
+    @overload
+    def namespace(self, name: str, *, codec: Literal["text"]) -> CodedNamespace[str]: ...
+
+    @overload
+    def namespace(self, name: str, *, codec: Literal["json"]) -> CodedNamespace[Any]: ...
+
+    @overload
+    def namespace(self, name: str, *, codec: Codec[Value]) -> CodedNamespace[Value]: ...
+
+    def namespace(
+        self, name: str, *, codec: CodecName | Codec[Any] | None = None
+    ) -> Namespace | CodedNamespace[Any]:
+        """The namespace of a name, which must be there.
+
+        Keys and values are bytes.  With `codec` keys are text, and values text ("text"), what JSON can hold
+        ("json"; a counter is an int), or what a `Codec` of your own makes of the bytes.
+        """
         require_name(name, "namespace")
+        coder = find_codec(codec)
         row = self.host.namespaces.find_namespace(name)
-        return open_namespace(row, self._host, durable=self._durable)
+        return with_codec(open_namespace(row, self._host, durable=self._durable), coder)
 
     def namespaces(self) -> list[str]:
         """The names of all namespaces, in order."""

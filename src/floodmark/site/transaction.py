@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from secrets import SystemRandom
 from threading import Event
-from typing import Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from floodmark.clock import monotonic_seconds
 from floodmark.clock.backoff import NO_BUDGET_MS, Backoff
@@ -37,6 +37,7 @@ from floodmark.model.errors import (
 from floodmark.model.limits import TRANSACTION_BYTES_MAX
 from floodmark.model.transaction import TransactionState
 from floodmark.model.version import Version
+from floodmark.site.codecs import CodedNamespace
 from floodmark.site.namespace import Namespace
 from floodmark.site.policies import Fields
 
@@ -49,6 +50,8 @@ PAUSE_MS_MAX: Final = 1_000
 _COMMITS: Final = (TransactionState.COMMITTING, TransactionState.COMMITTED)
 
 Result = TypeVar("Result")
+# Keys and values are those of the handle: bytes, or text and what its codec takes.
+AnyNamespace: TypeAlias = Namespace | CodedNamespace[Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +96,7 @@ class Transaction:
         # At which version it was committed; 0 before.
         self.version: Version = 0
         self._transactions = transactions
-        self._writes: dict[str, tuple[Namespace, dict[bytes, bytes]]] = {}
+        self._writes: dict[str, tuple[AnyNamespace, dict[bytes, bytes]]] = {}
         self._bytes = 0
         self._subscriptions: list[Subscription] = []
         self._ended = False
@@ -117,32 +120,37 @@ class Transaction:
     # Writes
 
     def put(
-        self, namespace: Namespace, key: bytes, value: Fields, *, ttl: timedelta | float | None = None
+        self, namespace: AnyNamespace, key: bytes | str, value: Any, *, ttl: timedelta | float | None = None
     ) -> None:
         """Write a value."""
         policy, _, expire = namespace.encoding
         self._add(namespace, key, policy.put(key, value, expire(ttl)))
 
-    def delete(self, namespace: Namespace, key: bytes) -> None:
+    def delete(self, namespace: AnyNamespace, key: bytes | str) -> None:
         """Delete a key, whether or not it is there."""
         self._add(namespace, key, namespace.encoding.policy.delete())
 
     def update(
-        self, namespace: Namespace, key: bytes, fields: Fields, *, ttl: timedelta | float | None = None
+        self,
+        namespace: AnyNamespace,
+        key: bytes | str,
+        fields: Fields,
+        *,
+        ttl: timedelta | float | None = None,
     ) -> None:
         """Write some fields of a record, and leave the others as they are."""
         policy, _, expire = namespace.encoding
         self._add(namespace, key, policy.update(key, fields, expire(ttl)))
 
-    def delete_field(self, namespace: Namespace, key: bytes, *names: str) -> None:
+    def delete_field(self, namespace: AnyNamespace, key: bytes | str, *names: str) -> None:
         """Delete some fields of a record."""
         self._add(namespace, key, namespace.encoding.policy.delete_field(key, names))
 
-    def add(self, namespace: Namespace, key: bytes, number: int = 1) -> None:
+    def add(self, namespace: AnyNamespace, key: bytes | str, number: int = 1) -> None:
         """Add to a counter."""
         self._add(namespace, key, namespace.encoding.policy.add(key, number))
 
-    def _add(self, namespace: Namespace, key: bytes, stored: bytes) -> None:
+    def _add(self, namespace: AnyNamespace, key: bytes | str, stored: bytes) -> None:
         self._require_open()
         policy, qualify, _ = namespace.encoding
         qualified = qualify(key)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import timedelta
 from threading import Event, Lock, Thread
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from weakref import ref
 
 from floodmark.model.errors import Closed, FloodmarkError, InvalidArgument
@@ -25,12 +25,12 @@ class Encoding(NamedTuple):
     """How writes become rows: the policy, a check of keys, and a time to live as the second of expiry."""
 
     policy: LastWrite
-    qualify: Callable[[bytes], bytes]
+    qualify: Callable[[Any], bytes]
     expire: Callable[[timedelta | float | None], int | None]
 
 
 class Writer:
-    """Writes on their way to a namespace.  Made by `Namespace.writer`; for one thread.
+    """Writes on their way to a namespace, in its handle's terms.  Made by `writer`; for one thread.
 
     Each batch is one commit per partition, in order; several writes to a key in one batch are one change.  A
     write is acknowledged when `flush` or the `with` block has ended without an error.  After an error nothing
@@ -73,23 +73,23 @@ class Writer:
                 self._failure = self._failure or Closed("the block that wrote ended with an error")
         self.close()
 
-    def put(self, key: bytes, value: Fields, *, ttl: timedelta | float | None = None) -> None:
+    def put(self, key: bytes | str, value: Any, *, ttl: timedelta | float | None = None) -> None:
         """Write a value soon."""
         self._add(self._qualify(key), self._policy.put(key, value, self._expire(ttl)))
 
-    def delete(self, key: bytes) -> None:
+    def delete(self, key: bytes | str) -> None:
         """Delete a key soon."""
         self._add(self._qualify(key), self._policy.delete())
 
-    def update(self, key: bytes, fields: Fields, *, ttl: timedelta | float | None = None) -> None:
+    def update(self, key: bytes | str, fields: Fields, *, ttl: timedelta | float | None = None) -> None:
         """Write some fields of a record soon."""
         self._add(self._qualify(key), self._policy.update(key, fields, self._expire(ttl)))
 
-    def delete_field(self, key: bytes, *names: str) -> None:
+    def delete_field(self, key: bytes | str, *names: str) -> None:
         """Delete some fields of a record soon."""
         self._add(self._qualify(key), self._policy.delete_field(key, names))
 
-    def add(self, key: bytes, number: int = 1) -> None:
+    def add(self, key: bytes | str, number: int = 1) -> None:
         """Add to a counter soon."""
         self._add(self._qualify(key), self._policy.add(key, number))
 

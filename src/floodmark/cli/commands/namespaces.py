@@ -13,7 +13,7 @@ from floodmark.cli.render.output import Column, Output, note, plain, show_value
 from floodmark.cli.render.progress import tracked
 from floodmark.cli.render.text import show_version
 from floodmark.host.statistics import NamespaceStatistics
-from floodmark.model.errors import NamespaceExists
+from floodmark.merge.policies import MergePolicy
 from floodmark.site.rewriting import rewrite as rewrite_namespace
 
 commands = Commands("namespace")
@@ -34,7 +34,7 @@ def create(
     output: Output,
     name: NamespaceName,
     merge: Annotated[
-        str, "POLICY", "How concurrent writes of several sites merge: last_write, fields, counter."
+        MergePolicy, "POLICY", "How concurrent writes of several sites merge: last_write, fields, counter."
     ] = "last_write",
     ttl: Ttl = None,
     retention: Retention = None,
@@ -51,11 +51,7 @@ def create(
       floodmark namespace create data/oslo profiles --merge fields
       floodmark namespace create data/oslo sessions --ttl 30m --retention 7d
     """
-    try:
-        site.create_namespace(name, merge=merge, ttl=ttl, retention=retention)
-    except NamespaceExists:
-        if not if_missing:
-            raise
+    site.create_namespace(name, merge=merge, ttl=ttl, retention=retention, exist_ok=if_missing)
     show(site, output, name)
 
 

@@ -1,7 +1,6 @@
 """init, gc and version: the site as a whole, and which Floodmark this is."""
 
 import platform
-from importlib.metadata import version as installed_version
 from typing import Annotated
 
 import floodmark
@@ -65,7 +64,7 @@ def gc(site: OpenSite, output: Output) -> None:
 
 def version(output: Output) -> None:
     """Print the versions of Floodmark, its format and Python."""
-    own, python = installed_version("floodmark"), platform.python_version()
+    own, python = floodmark.__version__, platform.python_version()
     output.result(
         {"floodmark": own, "format": FORMAT, "python": python},
         f"floodmark {own} (format {FORMAT}, Python {python})",

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 from floodmark.codec.stamps import encode_stamp, find_origins, stamp_version
 from floodmark.codec.states import decode_state, live_value
 from floodmark.codec.values import decode_value
+from floodmark.merge.policies import MergePolicy
 from floodmark.merge.states import merge_states, stamps_of
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version, physical_ms
@@ -256,7 +257,7 @@ class Chronicle:
 
 
 # The namespaces of every site, in the order in which they are made, and their merge policies.
-POLICIES: Final = {"users": "last_write", "profiles": "fields", "counts": "counter"}
+POLICIES: Final[dict[str, MergePolicy]] = {"users": "last_write", "profiles": "fields", "counts": "counter"}
 NAMESPACES: Final = tuple(POLICIES)
 
 

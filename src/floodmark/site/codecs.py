@@ -1,0 +1,244 @@
+"""Handles of a namespace whose keys are text and whose values are Python objects, by a codec.
+
+A codec belongs to the handle: the site stores bytes, and other handles, feeds and Spark see these.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import copy
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
+
+from floodmark.model.errors import InvalidArgument, InvalidKey, InvalidValue
+from floodmark.model.version import Version
+from floodmark.site.arguments import At, Durability
+from floodmark.site.namespace import Lookup, Namespace, View, list_pairs
+from floodmark.site.writer import BATCH_RECORDS, Encoding, Writer
+
+Value = TypeVar("Value")
+CodecName: TypeAlias = Literal["text", "json"]
+
+
+@dataclass(frozen=True)
+class Codec(Generic[Value]):
+    """How values become bytes and come back.  Both functions raise TypeError or ValueError if they cannot."""
+
+    encode: Callable[[Value], bytes]
+    decode: Callable[[bytes], Value]
+
+
+def _write_text(value: str) -> bytes:
+    if not isinstance(value, str):
+        raise TypeError(f"it is {type(value).__name__}, and must be str")
+    return value.encode()
+
+
+def _write_json(value: object) -> bytes:
+    if value is None:
+        raise ValueError("None stands for a key that is absent; delete it instead")
+    return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+CODECS: Final[Mapping[str, Codec[Any]]] = {
+    "json": Codec(_write_json, json.loads),
+    "text": Codec(_write_text, bytes.decode),
+}
+
+
+class CodedView(Lookup[str, Value]):
+    """What a namespace, or a view of its past, holds, with text as keys and decoded values.  Read-only."""
+
+    def __init__(self, stored: Namespace | View, codec: Codec[Value]) -> None:
+        self._reads = stored
+        self._codec = codec
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._reads!r})"
+
+    def get(self, key: str) -> Value | None:
+        """The value of a key; None if there is none.  InvalidValue if the codec cannot read it."""
+        return self._decode(key, self._reads.get(to_key(key)))
+
+    def get_many(self, keys: Iterable[str]) -> list[Value | None]:
+        """The values of several keys, in their order."""
+        named = list(keys)
+        found = self._reads.get_many([to_key(key) for key in named])
+        return [self._decode(key, stored) for key, stored in zip(named, found, strict=True)]
+
+    def scan(
+        self,
+        start: str = "",
+        end: str | None = None,
+        *,
+        prefix: str | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> Iterator[tuple[str, Value]]:
+        """The keys in `[start, end)` with their values, in order of their UTF-8 bytes, as of one version."""
+        rows = self._reads.scan(
+            to_key(start),
+            None if end is None else to_key(end),
+            prefix=None if prefix is None else to_key(prefix),
+            limit=limit,
+            reverse=reverse,
+        )
+        return (self._decode_row(*row) for row in rows)
+
+    def _decode_row(self, key: bytes, stored: bytes) -> tuple[str, Value]:
+        try:
+            return key.decode(), self._codec.decode(stored)
+        except (TypeError, ValueError) as error:
+            raise _refuse_stored(key, error) from error
+
+    def _decode(self, key: str, stored: bytes | None) -> Value | None:
+        return None if stored is None else self._decode_row(key.encode(), stored)[1]
+
+
+class CodedNamespace(CodedView[Value]):
+    """A namespace with text as keys and values of a codec.  Made by `Site.namespace` and `create_namespace`.
+
+    >>> import floodmark, tempfile
+    >>> with floodmark.open(tempfile.mkdtemp(), site="oslo") as site:
+    ...     users = site.create_namespace("users", codec="json")
+    ...     _ = users.put("ada", {"name": "Ada", "born": 1815})
+    ...     "ada" in users, users["ada"]["born"], site.namespace("users").get(b"ada")
+    (True, 1815, b'{"name":"Ada","born":1815}')
+    """
+
+    def __init__(self, stored: Namespace, codec: Codec[Value]) -> None:
+        super().__init__(stored, codec)
+        self.stored = stored
+        """The same namespace, with keys and values as bytes."""
+
+    @property
+    def name(self) -> str:
+        """The name under which the site knows it."""
+        return self.stored.name
+
+    @property
+    def id(self) -> int:
+        """The number under which its keys are stored."""
+        return self.stored.id
+
+    @property
+    def encoding(self) -> Encoding:
+        """How writes become rows, for writers and transactions, which gather them."""
+        policy, qualify, expire = self.stored.encoding
+
+        def put(key: Any, value: Any, expires_at: int | None) -> bytes:
+            return policy.put(to_key(key), self._encode(key, value), expires_at)
+
+        coded = copy(policy)
+        coded.put = put  # type: ignore[method-assign]
+        return Encoding(coded, lambda key: qualify(to_key(key)), expire)
+
+    def as_of(self, at: At) -> CodedView[Value]:
+        """A read-only view of the namespace as it was at a version or moment."""
+        return CodedView(self.stored.as_of(at), self._codec)
+
+    def put(
+        self,
+        key: str,
+        value: Value,
+        *,
+        ttl: timedelta | float | None = None,
+        durability: Durability | None = None,
+    ) -> Version:
+        """Write a value; its version.  InvalidValue if the codec cannot write it."""
+        return self.stored.put(to_key(key), self._encode(key, value), ttl=ttl, durability=durability)
+
+    def put_many(
+        self,
+        pairs: Mapping[str, Value] | Iterable[tuple[str, Value]],
+        *,
+        ttl: timedelta | float | None = None,
+        durability: Durability | None = None,
+    ) -> Version:
+        """Write many values, one commit per partition; the highest version, 0 for no pairs."""
+        rows = [(to_key(key), self._encode(key, value)) for key, value in list_pairs(pairs)]
+        return self.stored.put_many(rows, ttl=ttl, durability=durability)
+
+    def delete(self, key: str, *, durability: Durability | None = None) -> Version:
+        """Delete a key, whether or not it is there; the version of the deletion."""
+        return self.stored.delete(to_key(key), durability=durability)
+
+    def compare_and_set(
+        self,
+        key: str,
+        expected: Value | None,
+        value: Value | None,
+        *,
+        ttl: timedelta | float | None = None,
+        durability: Durability | None = None,
+    ) -> bool:
+        """Write a value if the present one equals `expected`, as Python compares; whether it did.
+
+        None stands for "absent": `expected=None` creates and `value=None` deletes.
+        """
+        name, new = to_key(key), None if value is None else self._encode(key, value)
+        while True:
+            stored = self.stored.get(name)
+            if (stored is None) != (expected is None) or self._decode(key, stored) != expected:
+                return False
+            # Another writer may have been faster; then its value is compared.
+            if self.stored.compare_and_set(name, stored, new, ttl=ttl, durability=durability):
+                return True
+
+    def update(
+        self,
+        key: str,
+        fields: Mapping[str, object],
+        *,
+        ttl: timedelta | float | None = None,
+        durability: Durability | None = None,
+    ) -> Version:
+        """Write some fields of a record, and leave the others as they are; None deletes a field."""
+        return self.stored.update(to_key(key), fields, ttl=ttl, durability=durability)
+
+    def add(self, key: str, number: int = 1, *, durability: Durability | None = None) -> Version:
+        """Add to a counter, which begins at 0; `get` with codec "json" returns it as an int."""
+        return self.stored.add(to_key(key), number, durability=durability)
+
+    def writer(self, *, batch_records: int = BATCH_RECORDS, durability: Durability | None = None) -> Writer:
+        """A stream of writes, for many records; their keys are text and their values the codec's."""
+        return self.stored.writer(batch_records=batch_records, durability=durability, encoding=self.encoding)
+
+    def _encode(self, key: object, value: Value) -> bytes:
+        try:
+            return self._codec.encode(value)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidValue(f"the value of {key!r:.60} cannot be encoded: {error}", key=key) from error
+
+
+def with_codec(namespace: Namespace, codec: Codec[Value] | None) -> Namespace | CodedNamespace[Value]:
+    """A handle of a namespace, with a codec or without."""
+    return namespace if codec is None else CodedNamespace(namespace, codec)
+
+
+def find_codec(codec: CodecName | Codec[Any] | None) -> Codec[Any] | None:
+    """A codec by its name, or one of the caller's own; InvalidArgument for anything else but None."""
+    if codec is None or isinstance(codec, Codec):
+        return codec
+    if codec not in tuple(CODECS):
+        raise InvalidArgument(f"codec is {' or '.join(CODECS)}, or a floodmark.Codec, not {codec!r:.60}")
+    return CODECS[codec]
+
+
+def to_key(key: object) -> bytes:
+    """The bytes under which a key is stored; InvalidKey if it is not text."""
+    if not isinstance(key, str):
+        raise InvalidKey(
+            f"a key of this handle must be str, not {type(key).__name__} ({key!r:.60}); a handle without "
+            "codec takes bytes"
+        )
+    try:
+        return key.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidKey(f"the key {key!r:.60} has no UTF-8 form: {error}") from error
+
+
+def _refuse_stored(key: bytes, error: Exception) -> InvalidValue:
+    return InvalidValue(
+        f"what {key!r:.60} holds cannot be decoded: {error}; read it with a handle without codec", key=key
+    )
