@@ -1,4 +1,4 @@
-"""Storage fails at every position, in every way, while somebody follows.
+"""Storage fails at every position, in every way, while a reader follows.
 
 The follower never sees a write that did not happen, never misses one that did, and never sees one before
 it is on disk.  An error may end its stream; it then resumes at its last marker.
@@ -107,7 +107,7 @@ class Observer:
 
 
 def run(site: Site, observer: Observer, pace: int = 1) -> list[Outcome]:
-    """Do all the work with somebody who looks now and then; what the writers were told."""
+    """Do all the work with an observer that looks now and then; what the writers were told."""
     users = site.namespace("users")
     outcomes = []
     for number, (work, values) in enumerate(WORK):
@@ -163,6 +163,9 @@ def test_follower_agrees_with_the_log_whatever_fails(
         with impatient_followers(), open_on(engine, SimulatedTime(START_MS)) as site:
             users = site.create_namespace("users")
             users.put(b"a", b"first")
+            if counts == READS:
+                # As at a node of several: the follower reads the log and not the tail.
+                node_of(site).committer.tail.share()
             observer = Observer(engine, site)
             observer.look()
             engine.arm(plan)
@@ -177,8 +180,7 @@ def test_follower_agrees_with_the_log_whatever_fails(
             assert observer.follower.changes == expected, f"at {plan}"
             check(outcomes, expected, lost=kind is Fault.UNKNOWN_LOST)
             observer.follower.close()
-    # Few reads reach the engine: the live tail has the changes, and nodes know their maps.
-    assert positions > (3 if counts == READS else 10)
+    assert positions > 20
 
 
 def test_follower_resumes_over_a_crash_at_every_position() -> None:

@@ -24,7 +24,7 @@ raises an error in the server, which skips the rest.
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from threading import BoundedSemaphore, Lock
+from threading import BoundedSemaphore, Event, Lock
 from typing import Any, Final, TypeAlias, TypeVar
 from uuid import uuid4
 
@@ -35,6 +35,8 @@ from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import ConnectionPool, PoolTimeout
 
+from floodmark.clock import monotonic_seconds
+from floodmark.clock.backoff import Backoff
 from floodmark.engine.base import EngineLimits, Guard, Row, WriteRow
 from floodmark.model.errors import (
     CannotOpen,
@@ -56,6 +58,8 @@ CONNECTIONS_MAX: Final = 17
 STATEMENT_SECONDS_MAX: Final = 30
 ANSWER_SECONDS_MAX: Final = STATEMENT_SECONDS_MAX + 5
 CONNECT_SECONDS_MAX: Final = 10
+PAUSE_MS: Final = 5
+PAUSE_MS_MAX: Final = 500
 # Longer than PostgreSQL takes to find a deadlock.
 LOCK_SECONDS_MAX: Final = 2
 # PostgreSQL cuts names to 63 bytes.
@@ -370,14 +374,24 @@ class PostgresEngine:
         return self._reconnecting(lambda: self._readers.fetch(query, values))
 
     def _reconnecting(self, operation: Callable[[], Result]) -> Result:
-        """Run what changes nothing until its end, once more if a connection was lost."""
+        """Run what changes nothing until its end; again, at least once, if a connection was lost.
+
+        A pool may hand out several lost connections, also one that it was making when they were lost.
+        """
+        ends: float | None = None
+        backoff = Backoff(PAUSE_MS, longest_ms=PAUSE_MS_MAX, budget_ms=CONNECT_SECONDS_MAX * 1_000)
         with _translating():
-            try:
-                return operation()
-            except psycopg.OperationalError:
-                self._readers.give_back()
-                self._pool.check()
-                return operation()
+            while True:
+                try:
+                    return operation()
+                except psycopg.OperationalError:
+                    ends = ends or monotonic_seconds() + CONNECT_SECONDS_MAX
+                    pause_ms = backoff.next_ms()
+                    if pause_ms is None or monotonic_seconds() > ends:
+                        raise
+                    self._readers.give_back()
+                    self._pool.check()
+                    Event().wait(pause_ms / 1_000)
 
     # Writing
 
