@@ -7,7 +7,7 @@ import pytest
 from tests.links.support import Served, ServeSite, SiteProcess, describe
 from tests.waiting import wait_until
 
-from floodmark.links.connections import Connections
+from floodmark.links.connections import SiteConnections
 from floodmark.links.driver import site_addresses
 from floodmark.links.entering import Entering
 from floodmark.links.planning import LinkOptions, Planner, plan_all
@@ -88,9 +88,9 @@ def test_a_namespace_that_is_not_taken_in_is_told_at_the_target_and_the_others_g
         namespaces=("missing", *topology.namespaces),
     )
     oslo.site.create_namespace("missing")
-    planners = [Planner(link, Connections())]
+    planners = [Planner(link, SiteConnections())]
     wait_until(lambda: bool(plan_all(planners)), "no step was planned")
     stalled = {each.namespace: each.stalled for each in oslo.site.replication().links}
     assert stalled == dict.fromkeys(topology.namespaces)
-    recent = oslo.site.host.links.recent(oslo.site.namespace("missing").id, 2)  # type: ignore[attr-defined]
+    recent = oslo.site.host.links.recent.of(oslo.site.namespace("missing").id, 2)  # type: ignore[attr-defined]
     assert "does not let this namespace come" in recent.stalled

@@ -381,7 +381,7 @@ def refused(mesh: Mesh, step: LinkStep) -> str:
         mesh["rome"].host.replication.advance_link(step, Applied())
     assert mesh.watermark("rome") == before
     (part,) = step.namespaces
-    assert embedded(mesh["rome"]).links.recent(part.target_id, step.source_id).stalled
+    assert embedded(mesh["rome"]).links.recent.of(part.target_id, step.source_id).stalled
     return str(refusal.value)
 
 

@@ -5,17 +5,18 @@ import pytest
 from floodmark.testing.simulation import FAULTS, Success, World, first_failure, run_seed
 
 SEEDS_MAX = 200
+# What a planted function raises that does not fit its callers any more.
+BROKEN = (AttributeError, NameError, TypeError)
 # The first seeds that find faults which seed 0 does not find.
 KNOWN_SEEDS = {
-    "clock-not-moved": 3,
+    "clock-not-moved": 2,
     "commit-split": 1,
     "fence-left-out": 26,
-    "one-beat-for-another": 1,
-    "removed-unshared": 20,
+    "removed-unshared": 13,
     "sealed-forgotten": 1,
     "stale-step": 42,
-    "tombstone-early": 1,
     "uncounted-start": 1,
+    "version-reissued": 1,
     "watermark-early": 2,
 }
 
@@ -26,6 +27,7 @@ def test_the_simulation_finds_a_planted_fault(fault: str) -> None:
     known = KNOWN_SEEDS.get(fault, 0)
     failure = first_failure([known, *(seed for seed in range(SEEDS_MAX) if seed != known)], fault=fault)
     assert failure is not None, f"{FAULTS[fault].what}: not found in {SEEDS_MAX} seeds"
+    assert not isinstance(failure.violation.__cause__, BROKEN), "the planted fault itself is broken"
 
 
 @pytest.mark.soak

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from tests.links.support import Replication, Served, ServeSite, SiteProcess, describe, share
 from tests.waiting import HANG_SECONDS, wait_until
 
-from floodmark.links.connections import Connections, attend
+from floodmark.links.connections import SiteConnections, attend
 from floodmark.links.planning import LinkOptions, Piece, Planner, plan_all
 from floodmark.links.steps import run_step
 from floodmark.model.errors import Unreachable
@@ -40,8 +40,8 @@ def silent() -> Iterator[SiteAddress]:
         yield SiteAddress(location=f"grpc://127.0.0.1:{hole.getsockname()[1]}")
 
 
-class SlowSites(Connections):
-    """Connections to sites, some of which do not answer until the test lets them."""
+class SlowSites(SiteConnections):
+    """SiteConnections to sites, some of which do not answer until the test lets them."""
 
     def __init__(self, *slow: SiteAddress) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Pair(NamedTuple):
     def plan(self) -> LinkStep:
         """The next step, of something that was written just now."""
         self.oslo.namespace("users").put(b"ada", b"countess")
-        return plan_now([Planner(self.link, Connections())])
+        return plan_now([Planner(self.link, SiteConnections())])
 
     def position(self) -> int:
         (position,) = self.rome.host.replication.link_positions(self.oslo.id, ["users"])
@@ -147,9 +147,9 @@ def test_work_is_left_behind_when_a_site_falls_silent_and_goes_on_while_all_answ
         return "done"
 
     with pytest.raises(Unreachable, match=silent.location):
-        attend(work, Connections(), [silent, pair.link.source], look_seconds=0.01, answer_seconds=0.5)
+        attend(work, SiteConnections(), [silent, pair.link.source], look_seconds=0.01, answer_seconds=0.5)
 
-    class CountingSites(Connections):
+    class CountingSites(SiteConnections):
         asked = 0
 
         def get(self, address: SiteAddress) -> Site:

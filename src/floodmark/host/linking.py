@@ -78,7 +78,7 @@ class LocalLinks(LocalPort):
 
     def stall_link(self, source_id: int, namespaces: list[str], reason: str) -> None:
         ids = [row.id for row in self._catalog.live() if row.name in namespaces]
-        self._links.stall(source_id, ids, reason[:REPORTED_CHARACTERS_MAX])
+        self._links.recent.stall(source_id, ids, reason[:REPORTED_CHARACTERS_MAX])
 
     def cut_link(self, positions: dict[str, Version], changes_max: int | None) -> list[NamespaceCut]:
         source = LinkSource(
@@ -134,7 +134,7 @@ class LocalLinks(LocalPort):
     def _describe(self, namespace: NamespaceRow, source: int) -> LinkStatistics:
         now_ms = self._node.clock.time_source()
         row = self._links.rows.get((namespace.id, source), LinkRow())
-        recent = self._links.recent(namespace.id, source)
+        recent = self._links.recent.of(namespace.id, source)
         lags = recent.lags(now_ms)
         missing = self._why_missing(source)
         return LinkStatistics(

@@ -120,7 +120,7 @@ class _Part:
         self._digests.add(versions, digest_records(keys, records))
         self.applied.changes += len(versions)
         self.applied.latest = int(versions[-1])
-        self._batches.add(Batch(versions, qualify_keys(self.step.target_id, keys), records))
+        self._batches.add(CommitBatch(versions, qualify_keys(self.step.target_id, keys), records))
 
     def add_beats(self, rows: pyarrow.RecordBatch) -> None:
         for encoded in self._within(rows).column(4).to_pylist():
@@ -142,7 +142,7 @@ class _Part:
 
 
 @dataclass(slots=True)
-class Batch:
+class CommitBatch:
     """Rows of whole commits of the source, in order, for one commit of the target."""
 
     versions: Versions
@@ -161,7 +161,7 @@ class Batch:
         sizes: NDArray[numpy.int32] = pyarrow.compute.binary_length(self.records).to_numpy()
         return sizes
 
-    def halves(self) -> "tuple[Batch, Batch] | None":
+    def halves(self) -> "tuple[CommitBatch, CommitBatch] | None":
         """Two halves, cut at the end of a commit if there are several; None for a single row."""
         count = len(self.keys)
         if count < 2:
@@ -172,8 +172,8 @@ class Batch:
         cut = start if start > 0 else end if end < count else middle
         return self.part(0, cut), self.part(cut, count)
 
-    def part(self, start: int, end: int) -> "Batch":
-        return Batch(self.versions[start:end], self.keys[start:end], self.records[start:end])
+    def part(self, start: int, end: int) -> "CommitBatch":
+        return CommitBatch(self.versions[start:end], self.keys[start:end], self.records[start:end])
 
 
 class Batches:
@@ -190,10 +190,10 @@ class Batches:
         self._lags = lags
         self._rows_max = rows_max
         self._bytes_max = bytes_max
-        self._pieces: list[Batch] = []
+        self._pieces: list[CommitBatch] = []
         self._rows = self._bytes = 0
 
-    def add(self, piece: Batch) -> None:
+    def add(self, piece: CommitBatch) -> None:
         """Take rows in their order.  The last commit is kept back: it may continue in the next piece."""
         self._keep(piece)
         if self._rows > self._rows_max or self._bytes > self._bytes_max:
@@ -204,7 +204,7 @@ class Batches:
         if self._rows:
             self._send(complete=True)
 
-    def _keep(self, piece: Batch) -> None:
+    def _keep(self, piece: CommitBatch) -> None:
         self._pieces.append(piece)
         self._rows += len(piece.versions)
         self._bytes += int(piece.sizes().sum())
@@ -229,8 +229,8 @@ class Batches:
             self._keep(whole.part(start, total))
 
 
-def _join(pieces: Sequence[Batch]) -> Batch:
-    return Batch(
+def _join(pieces: Sequence[CommitBatch]) -> CommitBatch:
+    return CommitBatch(
         numpy.concatenate([piece.versions for piece in pieces]),
         pyarrow.concat_arrays([piece.keys for piece in pieces]),
         pyarrow.concat_arrays([piece.records for piece in pieces]),
@@ -243,7 +243,7 @@ def _commit_end(versions: Versions, start: int, full: int) -> int:
     return end if end > start else int(numpy.searchsorted(versions, versions[start], side="right"))
 
 
-def _cut_repeats(batch: Batch) -> Iterator[Batch]:
+def _cut_repeats(batch: CommitBatch) -> Iterator[CommitBatch]:
     """A batch in pieces without repeated keys, cut before the commits that repeat one."""
     if batch.pairs().is_ordered:
         yield batch
@@ -267,9 +267,9 @@ class Sender:
     def __init__(self, target: Host, command: ApplyStream | LoadStream) -> None:
         self._target = target
         self._stream: WriteStream = target.write_stream(command)
-        self._sent: deque[tuple[Batch, LagCounts | None, Future[int]]] = deque()
+        self._sent: deque[tuple[CommitBatch, LagCounts | None, Future[int]]] = deque()
 
-    def send(self, batch: Batch, lags: LagCounts | None) -> None:
+    def send(self, batch: CommitBatch, lags: LagCounts | None) -> None:
         self._sent.append((batch, lags, self._stream.send(batch.pairs())))
         self.settle(UNSETTLED_MAX)
 
@@ -284,7 +284,7 @@ class Sender:
     def close(self) -> None:
         self._stream.close()
 
-    def _finish(self, batch: Batch, answer: "Future[int]") -> None:
+    def _finish(self, batch: CommitBatch, answer: "Future[int]") -> None:
         try:
             answer.result()
         except CommitTooLarge:

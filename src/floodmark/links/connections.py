@@ -1,4 +1,4 @@
-"""Connections to the sites of links, shared by all links of a process.
+"""SiteConnections to the sites of links, shared by all links of a process.
 
 Connecting takes several round trips, and a step may take fewer, so connections stay open between steps.
 After a site did not answer, all links leave it alone for a while.
@@ -57,7 +57,7 @@ class Rest:
         self._until_ms = None
 
 
-class Connections:
+class SiteConnections:
     """One connection for each address.  After a failure, all callers get the error for a while."""
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ def at_once(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Resul
 
 def attend(
     work: Callable[[], Result],
-    sites: Connections,
+    sites: SiteConnections,
     addresses: Sequence[SiteAddress],
     *,
     look_seconds: float = LOOK_SECONDS,
@@ -173,7 +173,7 @@ def attend(
     return outcome.result()
 
 
-def _require_answers(sites: Connections, addresses: Sequence[SiteAddress], answer_seconds: float) -> None:
+def _require_answers(sites: SiteConnections, addresses: Sequence[SiteAddress], answer_seconds: float) -> None:
     asked = [begin(partial(_ask, sites, address)) for address in addresses]
     wait(asked, answer_seconds)
     for address, outcome in zip(addresses, asked, strict=True):
@@ -186,5 +186,5 @@ def _require_answers(sites: Connections, addresses: Sequence[SiteAddress], answe
             raise error
 
 
-def _ask(sites: Connections, address: SiteAddress) -> None:
+def _ask(sites: SiteConnections, address: SiteAddress) -> None:
     sites.get(address).host.versions.now()

@@ -15,7 +15,7 @@ import msgspec
 
 from floodmark.clock import monotonic_ms
 from floodmark.host.statistics import LinkStatistics
-from floodmark.links.connections import Connections, at_once
+from floodmark.links.connections import SiteConnections, at_once
 from floodmark.links.entering import Entering
 from floodmark.links.planning import LinkOptions
 from floodmark.model.errors import FloodmarkError, InvalidConfiguration, LinkStalled, Retryable
@@ -188,7 +188,7 @@ class _Link:
         returning = self.entering.returning
         return returning.get(self.direction.source) or returning.get(self.direction.target)
 
-    def set_goals(self, sites: Connections) -> None:
+    def set_goals(self, sites: SiteConnections) -> None:
         """Remember the present end of the source's changes."""
         versions = sites.get(self.options.source).host.versions
         for name in self.direction.namespaces:
@@ -196,7 +196,7 @@ class _Link:
             resolved = versions.resolved_version()
             self.goals[name] = versions.cut_changes(name, resolved, None, None, False).resolved
 
-    def left(self, sites: Connections) -> dict[str, Version]:
+    def left(self, sites: SiteConnections) -> dict[str, Version]:
         """The positions of the namespaces that have not arrived."""
         replication = sites.get(self.options.target).host.replication
         positions = replication.link_positions(self.options.source_id, list(self.goals))
@@ -250,7 +250,7 @@ def _run(runner: Runner, links: Sequence[_Link], stop: Event, entering: Entering
 
 def _run_once(runner: Runner, links: Sequence[_Link], stop: Event, progress: LinkProgress | None) -> None:
     """Let the links run until the present changes have arrived."""
-    with closing(Connections()) as sites:
+    with closing(SiteConnections()) as sites:
         for link in links:
             link.set_goals(sites)
         runner.start([link.options for link in links])

@@ -20,7 +20,7 @@ from floodmark.codec.records import add_origins, qualify_keys
 from floodmark.codec.values import decode_value
 from floodmark.feed import at_present
 from floodmark.host.ports import Host
-from floodmark.links.applying import Batch, Batches, Sender
+from floodmark.links.applying import Batches, CommitBatch, Sender
 from floodmark.merge.parts import split_record
 from floodmark.model.errors import SafePointNotFound
 from floodmark.model.partition import ApplyStream, LinkGuard, LoadStream
@@ -125,7 +125,7 @@ def _copy(
             numbers = numpy.arange(copied, copied + len(parts), dtype=numpy.uint64)
             columns = (pyarrow.array(column, pyarrow.binary()) for column in (parts.keys(), parts.values()))
             copied_keys, copied_records = columns
-            batches.add(Batch(numbers, qualify_keys(target_id, copied_keys), copied_records))
+            batches.add(CommitBatch(numbers, qualify_keys(target_id, copied_keys), copied_records))
             copied += len(parts)
         batches.finish()
         sender.settle(0)

@@ -17,7 +17,7 @@ import msgspec
 
 from floodmark.clock import monotonic_ms
 from floodmark.feed import LIFETIME
-from floodmark.links.connections import Connections, Rest, at_once, begin
+from floodmark.links.connections import Rest, SiteConnections, at_once, begin
 from floodmark.links.steps import plan_step, positions_after
 from floodmark.model.errors import Closed, FloodmarkError, Unreachable
 from floodmark.model.ranges import KeyRange
@@ -117,7 +117,7 @@ class Planner:
     def __init__(
         self,
         link: LinkOptions,
-        sites: Connections,
+        sites: SiteConnections,
         share: Callable[[LinkStep, Site], list[list[Piece]]] = whole_step,
     ) -> None:
         self._link = link

@@ -12,7 +12,7 @@ from threading import Event
 from types import TracebackType
 from typing import Final
 
-from floodmark.links.connections import Connections, attend, begin
+from floodmark.links.connections import SiteConnections, attend, begin
 from floodmark.links.planning import PAUSE_SECONDS, STEP_MS_ALONE, LinkOptions, Planner
 from floodmark.links.steps import run_step
 from floodmark.model.errors import Closed, FloodmarkError, StaleLink, Unreachable
@@ -30,7 +30,7 @@ class ProcessRunner:
     restarts: Final = 0
 
     def __init__(self) -> None:
-        self._sites = Connections()
+        self._sites = SiteConnections()
         self._stop = Event()
         self._running: list[Future[None]] = []
 
@@ -63,7 +63,7 @@ class ProcessRunner:
 class _RunningLink:
     """The loop of one link."""
 
-    def __init__(self, link: LinkOptions, sites: Connections, stop: Event) -> None:
+    def __init__(self, link: LinkOptions, sites: SiteConnections, stop: Event) -> None:
         self._link = link
         self._sites = sites
         self._stop = stop

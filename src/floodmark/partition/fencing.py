@@ -102,7 +102,7 @@ def keeper_guard(keeper: Keeper | None) -> Guard:
     return Guard(META, KEEPER, None if keeper is None else msgspec.json.encode(keeper))
 
 
-class Lease(Protocol):
+class NodeLease(Protocol):
     """Tells whether a node may still answer reads of the newest state."""
 
     def require(self) -> None:
@@ -276,7 +276,7 @@ def _leased(
 class LeasedEngine(FencedEngine):
     """The engine as partitions read it: the lease is looked at after each read, before the answer."""
 
-    def __init__(self, engine: FencedEngine, lease: Lease) -> None:
+    def __init__(self, engine: FencedEngine, lease: NodeLease) -> None:
         super().__init__(engine, engine.node, engine.incarnation)
         self.lease = lease
 

@@ -1,8 +1,9 @@
 """The lag of changes: histograms that are small and additive, and the last minutes of each link.
 
-The last minutes are in memory only; after a restart they come back within a few heartbeats.
+The last minutes come back within a few heartbeats after a restart.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Final
@@ -95,3 +96,23 @@ class RecentLink:
         # A clock that was set back leaves slots of the future behind, which go as well.
         for slot in [slot for slot in self._slots if not now - WINDOW_MS // _SLOT_MS < slot <= now]:
             del self._slots[slot]
+
+
+class RecentLinks:
+    """The last minutes of the links of a site, by namespace and source.  They are in memory only."""
+
+    def __init__(self) -> None:
+        self._links: dict[tuple[int, int], RecentLink] = {}
+
+    def of(self, namespace: int, source: int) -> RecentLink:
+        """The last minutes of one link."""
+        return self._links.setdefault((namespace, source), RecentLink())
+
+    def stall(self, source: int, namespaces: Iterable[int], reason: str) -> None:
+        """Remember why links do not move, until they do."""
+        for namespace in namespaces:
+            self.of(namespace, source).stalled = reason
+
+    def forget(self, namespace: int) -> None:
+        """Forget the links of a namespace."""
+        self._links = {link: recent for link, recent in [*self._links.items()] if link[0] != namespace}

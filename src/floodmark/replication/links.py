@@ -32,7 +32,7 @@ from floodmark.partition.families import HORIZON
 from floodmark.partition.layout import read_metadata
 from floodmark.partition.read.records import require_kept
 from floodmark.replication.applied import Applied, NamespaceApplied
-from floodmark.replication.lag import RecentLink
+from floodmark.replication.lag import RecentLinks
 from floodmark.replication.members import Members
 from floodmark.replication.step import LinkStep, NamespaceStep, why_too_old
 from floodmark.replication.topology import MemberSite, settled_version
@@ -109,7 +109,7 @@ class Links:
         self._site_id = site_id
         # Replaced as a whole, in the turn, after the change on disk.
         self._rows: Mapping[LinkId, LinkRow] = {}
-        self._recent: dict[LinkId, RecentLink] = {}
+        self.recent = RecentLinks()
         self.load()
         self._storage.on_recovery.append(self.load)
 
@@ -293,7 +293,7 @@ class Links:
             raise self._fence(step.source_id, part.target_id, problem)
 
     def _fence(self, source: int, namespace: int, problem: str) -> Fenced:
-        self._recent_of(namespace, source).stalled = problem
+        self.recent.of(namespace, source).stalled = problem
         site, name = self._members.name_of(source), self._name_of(namespace)
         return Fenced(
             f"changes of {name!r} from {site!r} are refused: {problem}", source=site, namespace=name
@@ -321,7 +321,7 @@ class Links:
     def _remember(self, step: LinkStep, applied: Applied, now_ms: int) -> None:
         for part in step.namespaces:
             done = applied.namespaces.get(part.name)
-            recent = self._recent_of(part.target_id, step.source_id)
+            recent = self.recent.of(part.target_id, step.source_id)
             recent.stalled = None
             if done is not None:
                 recent.add_lags(done.lags, now_ms)
@@ -367,20 +367,6 @@ class Links:
         self._node.committer.store_in_turn(lambda version: [*_stored(rows, version), *others])
         self._rows = {**self._rows, **rows}
 
-    # In memory only
-
-    def stall(self, source: int, namespaces: Sequence[int], reason: str) -> None:
-        """Remember why a link does not move, until it does."""
-        for namespace in namespaces:
-            self._recent_of(namespace, source).stalled = reason
-
-    def recent(self, namespace: int, source: int) -> RecentLink:
-        """The last minutes of a link."""
-        return self._recent.get((namespace, source)) or RecentLink()
-
-    def _recent_of(self, namespace: int, source: int) -> RecentLink:
-        return self._recent.setdefault((namespace, source), RecentLink())
-
     # Garbage
 
     def forgetting(self, namespaces: Sequence[int]) -> list[WriteRow]:
@@ -417,7 +403,7 @@ class Links:
             self._storage.remove_range(META, start, end)
         with self._storage.settled():
             self._rows = {link: row for link, row in self._rows.items() if link[0] != namespace}
-        self._recent = {link: recent for link, recent in list(self._recent.items()) if link[0] != namespace}
+        self.recent.forget(namespace)
 
 
 def _check_step(step: LinkStep) -> None:

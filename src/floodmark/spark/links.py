@@ -42,7 +42,7 @@ from floodmark.clock import monotonic_ms
 from floodmark.clock.backoff import Backoff
 from floodmark.codec.ordered import qualify_range
 from floodmark.links.applying import Applier
-from floodmark.links.connections import Connections, attend, begin
+from floodmark.links.connections import SiteConnections, attend, begin
 from floodmark.links.driver import LinkProgress, Runner, TopologySummary, run_links
 from floodmark.links.pair import LinkPair
 from floodmark.links.planning import (
@@ -76,7 +76,7 @@ TASK_CHANGES: Final = 10_000
 # The time that the commit of a micro-batch waits for the targets to note their steps.
 COMMIT_SECONDS: Final = 2.0
 # The connections of a worker, which serves one task after the other.
-WORKER_SITES: Final = Connections()
+WORKER_SITES: Final = SiteConnections()
 # A row is the step of a task.
 SCHEMA: Final = StructType([StructField("step", BinaryType(), False)])
 
@@ -144,7 +144,7 @@ class LinksReader(DataSourceStreamReader):
     def __init__(self, links: Sequence[LinkOptions]) -> None:
         self._links = links
         # Made on the driver, after the reader was pickled for its tasks.
-        self._sites: Connections | None = None
+        self._sites: SiteConnections | None = None
         self._planners: list[Planner] = []
 
     def initialOffset(self) -> dict[str, Any]:
@@ -178,7 +178,7 @@ class LinksReader(DataSourceStreamReader):
     @property
     def _driver(self) -> list[Planner]:
         if self._sites is None:
-            self._sites = Connections()
+            self._sites = SiteConnections()
             self._planners = [Planner(link, self._sites, share_step) for link in self._links]
         return self._planners
 

@@ -31,7 +31,7 @@ from floodmark.model.errors import FloodmarkError, LeaseHeld, Retryable, Subscri
 SendIn: TypeAlias = Callable[[str, str, int, Progress, Acknowledgement], object]
 
 
-class Hold(msgspec.Struct):
+class ChangeHold(msgspec.Struct):
     """The hold of a transaction on a change.
 
     It is sent until the answer comes; if none came it is not certain, and only the site can tell.
@@ -114,7 +114,7 @@ class Bookkeeping:
         below = [] if through is None else deliveries.live_positions(through)
         return [*filter(deliveries.is_live, acknowledgement.positions), *below]
 
-    def _release(self, ended: Mapping[ChangePosition, Hold]) -> list[ChangePosition]:
+    def _release(self, ended: Mapping[ChangePosition, ChangeHold]) -> list[ChangePosition]:
         """Release those of the positions that are still held so, and return them."""
         released = [each for each, hold in ended.items() if self.held.get(each) is hold]
         for each in released:
@@ -122,7 +122,7 @@ class Bookkeeping:
         return released
 
     def _settle(
-        self, ended: Mapping[ChangePosition, Hold], is_committed: Callable[[ChangePosition], bool]
+        self, ended: Mapping[ChangePosition, ChangeHold], is_committed: Callable[[ChangePosition], bool]
     ) -> None:
         """Release positions whose transactions ended: they are acknowledged, or delivered again."""
         released = self._release(ended)
@@ -188,7 +188,7 @@ class Bookkeeping:
             self.account.deliveries.require_delivered(acknowledgement)
             epoch, progress = self.epoch, Progress(through=self.account.told_through)
             fresh = [each for each in self._covered(acknowledgement) if each not in self.held]
-            holds = {each: Hold(transaction, is_sent=True, is_certain=False) for each in fresh}
+            holds = {each: ChangeHold(transaction, is_sent=True, is_certain=False) for each in fresh}
             self.held |= holds
         try:
             send(transaction, self.name, epoch, progress, acknowledgement)
@@ -206,7 +206,7 @@ class Bookkeeping:
             raise
         self._answer(holds, is_certain=True)
 
-    def _answer(self, holds: Mapping[ChangePosition, Hold], *, is_certain: bool) -> None:
+    def _answer(self, holds: Mapping[ChangePosition, ChangeHold], *, is_certain: bool) -> None:
         with self.changed:
             for hold in holds.values():
                 hold.is_sent, hold.is_certain = False, is_certain
@@ -267,11 +267,11 @@ class Bookkeeping:
 
 def _find_pending(
     deliveries: Deliveries, acknowledgements: Iterable[PendingAcknowledgement]
-) -> dict[ChangePosition, Hold]:
+) -> dict[ChangePosition, ChangeHold]:
     """The live changes that are pending."""
     pending = _gather(acknowledgements)
     owners = ((position, pending.owner(position)) for position in deliveries.live_positions())
-    return {position: Hold(owner) for position, owner in owners if owner is not None}
+    return {position: ChangeHold(owner) for position, owner in owners if owner is not None}
 
 
 def _gather(acknowledgements: Iterable[PendingAcknowledgement]) -> Pending:

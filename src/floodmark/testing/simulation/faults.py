@@ -52,7 +52,7 @@ def _every(period: int, original: Callable[..., Any], otherwise: Callable[..., A
 
 def _always(result: object) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Do nothing, and return always the same."""
-    return lambda _: lambda *_: result
+    return lambda _: lambda *_, **__: result
 
 
 def _above_open_floor_only(_: Callable[..., Any]) -> Callable[..., Any]:
@@ -204,7 +204,7 @@ FAULTS: Final[Mapping[str, PlantedFault]] = {
         "a commit does not enter the live tail",
         "floodmark.partition.commit.tail:LiveTail",
         "add",
-        lambda original: _every(5, original, lambda *_: None),
+        lambda original: _every(5, original, lambda *_, **__: None),
     ),
     "safe-point-passed": PlantedFault(
         "garbage collection passes the safe points of feeds",

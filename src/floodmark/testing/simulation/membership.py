@@ -288,7 +288,7 @@ class Removing(MembershipChange):
         self.world.topology = topology
 
 
-class Membership:
+class MembershipChanges:
     """Makes changes in a world, at their time."""
 
     def __init__(self, world: SimulatedWorld, random: Random, wanted: bool | None) -> None:

@@ -69,7 +69,7 @@ NODE_FAULTS: Final = {
         "a successor does not pass the ceiling of the dead node",
         "floodmark.partition.takeover",
         "load_number",
-        lambda _: lambda *_: 0,
+        lambda _: lambda *_, **__: 0,
     ),
     "announced-above-ceiling": PlantedFault(
         "a version above the ceiling is announced",
@@ -90,7 +90,7 @@ NODE_FAULTS: Final = {
         "a takeover goes on after the dead node has started again",
         "floodmark.partition.takeover",
         "fence_guard",
-        lambda _: lambda *_: Guard(META, b"never written", None),
+        lambda _: lambda *_, **__: Guard(META, b"never written", None),
     ),
     "counted-twice": PlantedFault(
         "the last heartbeat of a dead node counts what earlier ones have told",
@@ -120,6 +120,6 @@ NODE_FAULTS: Final = {
         "a new owner does not pass the seal of the log before its own",
         "floodmark.clock.hybrid:HybridClock",
         "pass_version",
-        lambda _: lambda *_: None,
+        lambda _: lambda *_, **__: None,
     ),
 }

@@ -40,7 +40,7 @@ from floodmark.testing.simulation.clocks import SkewedTime
 from floodmark.testing.simulation.disk import SimulatedDisk
 from floodmark.testing.simulation.history import RunHistory, Violation, show_version
 from floodmark.testing.simulation.witness import VersionWitness, log_versions
-from floodmark.testing.simulation.workload import Write
+from floodmark.testing.simulation.workload import PlannedWrite
 
 RETENTION: Final = timedelta(milliseconds=100)
 SYNC_MS_MAX: Final = 2
@@ -205,7 +205,7 @@ class SimulatedSite:
         """Hold the site to a resolved version that it has told."""
         self.witness.announce(resolved, self.disk.unsynced_rows())
 
-    def write(self, write: Write) -> None:
+    def write(self, write: PlannedWrite) -> None:
         """Let a writer try something, and remember what it was told."""
         low, result, error = self.witness.written, None, ""
         try:
@@ -232,7 +232,9 @@ class SimulatedSite:
             )
         )
 
-    def _check_answer(self, write: Write, result: Version | bool | None, low: Version, high: Version) -> None:
+    def _check_answer(
+        self, write: PlannedWrite, result: Version | bool | None, low: Version, high: Version
+    ) -> None:
         """Hold the site to what it has told a writer; `result` is None if it has told nothing."""
         problem = None
         if type(result) is int and result != high and not (write.prepares and low < result < high):

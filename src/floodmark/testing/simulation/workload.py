@@ -29,7 +29,7 @@ Check: TypeAlias = Callable[[bytes | None, bytes], bool]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Write:
+class PlannedWrite:
     """Something that a writer is about to do; `run` returns the version, if the site tells it.
 
     A write that decides inside its commit whether it happens returns False if it did not.  One that
@@ -44,7 +44,7 @@ class Write:
     prepares: bool = False
 
 
-def choose_write(random: Random, number: int, site: int, namespaces: Mapping[str, str]) -> Write:
+def choose_write(random: Random, number: int, site: int, namespaces: Mapping[str, str]) -> PlannedWrite:
     """A random write at a site, into one of the namespaces, by their merge policy."""
     name = random.choice(list(namespaces))
     writer = _Writer(random, number, site, name, "async" if random.random() < 0.3 else "fsync")
@@ -71,9 +71,9 @@ class _Writer:
         *,
         keys: Sequence[bytes] = (),
         adds: int = 0,
-    ) -> Write:
+    ) -> PlannedWrite:
         name = self._name
-        return Write(
+        return PlannedWrite(
             operation=f"{operation} {self._number}",
             durable=self._durability == "fsync",
             expected={Key(name, key): check for key in keys or (self._key,)},
@@ -81,7 +81,7 @@ class _Writer:
             adds=adds,
         )
 
-    def last_write(self) -> Write:
+    def last_write(self) -> PlannedWrite:
         """Puts and deletes of whole records."""
         key, value, ttl, durability = self._key, b"%d" % self._number, self._ttl, self._durability
         kinds = ("put", "delete", "put_many", "compare_and_set", "prepare")
@@ -107,7 +107,7 @@ class _Writer:
             holds,
         )
 
-    def _prepare(self, value: bytes) -> Write:
+    def _prepare(self, value: bytes) -> PlannedWrite:
         """A put as a transaction makes it: prepared, and committed when some heartbeats have gone by."""
         name, key, transaction = self._name, self._key, f"transaction {self._number}"
         beats = self._random.randrange(4)
@@ -122,7 +122,7 @@ class _Writer:
                 node.heartbeat()
             return partition.commit_prepared(transaction, version) and version
 
-        return Write(
+        return PlannedWrite(
             operation=f"prepare {self._number}",
             durable=True,
             expected={Key(name, key): _holds(value)},
@@ -130,7 +130,7 @@ class _Writer:
             prepares=True,
         )
 
-    def fields(self) -> Write:
+    def fields(self) -> PlannedWrite:
         """Puts, updates and deletes of records and fields."""
         key, ttl, durability = self._key, self._ttl, self._durability
         kind = self._random.choices(
@@ -169,7 +169,7 @@ class _Writer:
             wrote,
         )
 
-    def counter(self) -> Write:
+    def counter(self) -> PlannedWrite:
         """Additions, and now and then a delete."""
         key, durability = self._key, self._durability
         # Some counters are never deleted: of these the true total is known.
@@ -183,7 +183,7 @@ class _Writer:
             adds=adds,
         )
 
-    def _delete(self) -> Write:
+    def _delete(self) -> PlannedWrite:
         key, durability = self._key, self._durability
         return self._write("delete", lambda namespace: namespace.delete(key, durability=durability), _deleted)
 

@@ -26,7 +26,7 @@ from floodmark.testing.simulation.convergence import check_convergence
 from floodmark.testing.simulation.copies import SiteCopy
 from floodmark.testing.simulation.drivers import Driver, Link
 from floodmark.testing.simulation.history import RunHistory, Violation
-from floodmark.testing.simulation.membership import Membership
+from floodmark.testing.simulation.membership import MembershipChanges
 from floodmark.testing.simulation.network import Network
 from floodmark.testing.simulation.readers import FeedReader, RepeatedReader
 from floodmark.testing.simulation.sites import TROUBLE, SimulatedSite
@@ -67,7 +67,7 @@ class World:
         self.topology = TOPOLOGY
         self.copies: dict[str, SiteCopy] = {}
         # Drawn apart: in a world without such changes everything else is as it was.
-        self._membership = Membership(self, Random(f"membership {seed}"), changes)
+        self._membership = MembershipChanges(self, Random(f"membership {seed}"), changes)
         for site in self.sites:
             self._adapt(site)
         self.links = [
