@@ -73,7 +73,7 @@ class Desk:
             open_log=self.open_log,
         )
 
-    def _resolve(self) -> Version:
+    def _resolve(self, _: Version = 0) -> Version:
         """The resolved version, which the clock of a site has always passed."""
         version = self.resolved()
         self.clock.pass_version(version)

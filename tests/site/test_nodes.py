@@ -7,8 +7,17 @@ import pytest
 from tests.nodes import NodeCluster, node_cluster
 
 from floodmark.host.ports import PeerCredentials, StatusPort
-from floodmark.model.errors import ClockSkew, InvalidConfiguration, NodeFenced, NotKeeper, PartitionMoved
+from floodmark.model.errors import (
+    ClockSkew,
+    InvalidConfiguration,
+    NodeFenced,
+    NotKeeper,
+    PartitionMoved,
+    Unreachable,
+)
 from floodmark.model.ranges import KeyRange
+from floodmark.model.stream import ChangesRequest
+from floodmark.model.version import VERSION_MAX, Version
 from floodmark.partition.fencing import load_keeper
 from floodmark.partition.membership import LEASE_MS, load_beats
 from floodmark.wire import Connection, port_methods
@@ -86,6 +95,33 @@ def test_a_node_that_is_not_reached_holds_the_resolved_version_back(cluster: Nod
     assert before <= site.resolved_version() < late
     cluster.take_over()
     assert site.resolved_version() > late
+
+
+def test_a_node_that_knows_less_than_others_ends_no_stream_before_its_end(cluster: NodeCluster) -> None:
+    cluster.spread()
+    node, users = cluster.host(3).shared.node, cluster.sites[1].namespace("users")
+    version = users.put(b"ken", b"1")
+    behind = node.resolved_version()
+    cluster.time.advance(100)
+    late = users.put(b"ken", b"2")
+    cluster.time.advance(100)
+    end = cluster.sites[1].resolved_version()
+    cluster.kill(2)
+    assert behind <= node.resolved_version() < late <= end
+
+    def read(until: Version) -> list[Version]:
+        return [change.version for change in cluster.sites[3].changes("users", until=until)]
+
+    with pytest.raises(Unreachable):
+        read(end)
+    with pytest.raises(Unreachable):
+        cluster.host(3).changes(ChangesRequest(since=end, snapshot=b""))
+    with pytest.raises(Unreachable):
+        cluster.host(3).current.feeds._readers.require_resolved([end])
+    # No node has come so far.
+    assert read(VERSION_MAX) == [version]
+    cluster.take_over()
+    assert read(end) == [version, late]
 
 
 def test_a_reader_sees_what_nodes_with_clocks_ahead_have_acknowledged(cluster: NodeCluster) -> None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from threading import Lock, RLock
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -152,6 +152,12 @@ class ReaderKind:
 Row = TypeVar("Row", bound=LeasedRow)
 
 
+class ResolvedVersion(Protocol):
+    """Tells the resolved version of a site, at or above `wanted` if any node has announced that."""
+
+    def __call__(self, wanted: Version = 0, /) -> Version: ...
+
+
 class RowState(Generic[Row]):
     """A row in memory.  Only the thread that has the turn to write changes it, with the lock held.
 
@@ -200,7 +206,7 @@ class LeasedReaders(Generic[Row, State]):
         safe_points: SafePoints,
         *,
         resolve_namespace: Callable[[str], tuple[int, Version]],
-        resolved_version: Callable[[], Version],
+        resolved_version: ResolvedVersion,
         load: Callable[[Engine], Iterable[State]],
     ) -> None:
         self.kind = kind
@@ -365,7 +371,7 @@ class LeasedReaders(Generic[Row, State]):
     def require_resolved(self, versions: Sequence[Version]) -> None:
         """Refuse positions that no reader can have reached: changes would be skipped in silence."""
         highest = max(versions, default=0)
-        if highest and highest > self.resolved_version():
+        if highest and highest > self.resolved_version(highest):
             raise InvalidVersion(
                 f"a {self.kind.noun} reports version {highest}, which this site has not resolved yet",
                 version=highest,

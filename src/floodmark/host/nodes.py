@@ -41,9 +41,7 @@ from floodmark.model.errors import (
 from floodmark.model.partition import Owners, PartitionMaps, StreamCommand, WriteStream
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version, physical_ms
-from floodmark.partition.families import CEILING
-from floodmark.partition.fencing import load_keeper
-from floodmark.partition.layout import read_metadata
+from floodmark.partition.fencing import highest_ceiling, load_keeper
 from floodmark.partition.membership import BEAT_MS, SharedNode, claim, drained_nodes
 from floodmark.routing import Router
 from floodmark.wire import RemoteCalls, port_methods
@@ -78,8 +76,7 @@ def make_node(
     Without a number of the `node`, it gets the lowest that is free.  `beat_source` measures the time between
     beats; `beats=False` leaves `NodeHost.beat` and `watch` to the caller.
     """
-    ceilings = (int.from_bytes(stored, "big") for _, stored in read_metadata(engine, CEILING))
-    time_source.start(physical_ms(max(ceilings, default=0)))
+    time_source.start(physical_ms(highest_ceiling(engine)))
     return NodeHost(
         identity,
         engine,

@@ -30,6 +30,7 @@ import msgspec
 
 from floodmark.engine import Engine, Guard, Row, Write, WriteRow, durable_writes
 from floodmark.model.errors import CatalogChanged, FloodmarkError, NodeFenced, NotKeeper
+from floodmark.model.version import Version
 from floodmark.partition.families import (
     BEAT,
     CATALOG,
@@ -48,6 +49,7 @@ from floodmark.partition.families import (
     PARTITIONS,
     TOPOLOGY,
 )
+from floodmark.partition.layout import read_metadata
 from floodmark.partition.prepared.writes import PREPARED
 
 # What nodes write for themselves and their partitions; all other metadata belongs to the keeper.
@@ -84,6 +86,11 @@ def load_number(engine: Engine, key: bytes) -> int:
     """A stored number; 0 if there is none."""
     stored = engine.get(META, key)
     return 0 if stored is None else int.from_bytes(stored, "big")
+
+
+def highest_ceiling(engine: Engine) -> Version:
+    """A version above which no node has stamped or announced anything."""
+    return max((int.from_bytes(stored, "big") for _, stored in read_metadata(engine, CEILING)), default=0)
 
 
 def fence_guard(node: int, incarnation: int) -> Guard:

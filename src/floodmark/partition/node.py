@@ -20,6 +20,7 @@ from floodmark.model.errors import (
     PartitionMoved,
     PartitionNotFound,
     Retryable,
+    Unreachable,
 )
 from floodmark.model.limits import COMMIT_BYTES_MAX, PARTITIONS_MAX
 from floodmark.model.partition import CommitLimits, PartitionMap, Settler
@@ -32,6 +33,7 @@ from floodmark.partition.commit.storage import Storage, unknown
 from floodmark.partition.committer import Committer, moved
 from floodmark.partition.expiring import Expiries
 from floodmark.partition.families import CLOCK_BOUND, EXPIRING_INDEXED, LOG, META
+from floodmark.partition.fencing import highest_ceiling
 from floodmark.partition.holds import Holds
 from floodmark.partition.layout import (
     LogRow,
@@ -383,9 +385,21 @@ class Node:
         """Nothing was written at or below this."""
         return min(log.opened_at for log in self.logs if log.partition is None)
 
-    def resolved_version(self) -> Version:
-        """The resolved version of the site."""
-        return self.resolve_site()
+    def resolved_version(self, wanted: Version = 0) -> Version:
+        """The resolved version of the site, at or above `wanted` if any node has announced that.
+
+        A node that an owner does not answer may know of less than others have announced, and raises
+        Unreachable.  A version above the ceilings of all nodes was announced by none.
+        """
+        resolved = self.resolve_site()
+        if self.number and wanted > resolved and wanted <= highest_ceiling(self.engine):
+            raise Unreachable(
+                f"node {self.number} knows all changes up to version {resolved}, and is asked for those to "
+                f"{wanted}: the owner of a partition does not answer. Ask another node, or again later",
+                version=wanted,
+                resolved=resolved,
+            )
+        return resolved
 
     def read_log(
         self, since: Version, until: Version, keys: KeyRange, *, heartbeats: bool = False

@@ -148,7 +148,7 @@ class ChangeReader:
             return
         if request.own or request.keys_only:
             raise InvalidArgument("a snapshot has whole records, of all sites; ask for neither own nor keys")
-        resolved = self._node.resolved_version()
+        resolved = self._node.resolved_version(request.since)
         if request.since > resolved:
             raise VersionInFuture(
                 f"a snapshot at {request.since} cannot be read yet: the site has only come to {resolved}",
@@ -274,7 +274,9 @@ class _Stream:
                 self._node.require_open()
                 if follower is not None:
                     follower.expect()
-                resolved = self._node.resolved_version()
+                # A stream that follows waits for its end.
+                wanted = 0 if request.follow else request.until or 0
+                resolved = self._node.resolved_version(wanted)
                 target = resolved if request.until is None else min(request.until, resolved)
                 if target > self._position:
                     for batch in self.deliver(self._catch_up(self._position, target)):
