@@ -404,6 +404,37 @@ def test_pipeline_is_answered_in_order(served: tuple[Site, Server]) -> None:
     in_threads(run, 4)
 
 
+def test_gets_of_a_pipeline_see_the_state_at_their_place(served: tuple[Site, Server]) -> None:
+    """GETs are looked up together, but not before what precedes them and not after what follows."""
+    steps: list[tuple[list[bytes], bytes]] = []
+    for step in range(50):
+        before = b"$1\r\n%d\r\n" % ((step - 1) % 10) if step else b"$-1\r\n"
+        steps += [
+            ([b"GET", b"place"], before),
+            ([b"STRLEN", b"place"], b":%d\r\n" % bool(step)),
+            ([b"GET", b"place"], before),
+            ([b"SET", b"place", b"%d" % (step % 10)], b"+OK\r\n"),
+            ([b"GET", b"place"], b"$1\r\n%d\r\n" % (step % 10)),
+            ([b"PING"], b"+PONG\r\n"),
+        ]
+    steps.append(([b"QUIT"], b"+OK\r\n"))
+    with raw(served[1]) as connection:
+        connection.sendall(b"".join(encode_request(request) for request, _ in steps))
+        assert read_all(connection) == b"".join(answer for _, answer in steps)
+
+
+def test_value_that_looks_like_a_get_is_none(served: tuple[Site, Server]) -> None:
+    frame = encode_request([b"GET", b"looks"])
+    with raw(served[1]) as connection:
+        connection.sendall(encode_request([b"PING"]) + b"*3\r\n$3\r\nSET\r\n$5\r\nlooks\r\n$22\r\n")
+        assert connection.recv(7) == b"+PONG\r\n"
+        assert len(frame) == 22 + 2
+        connection.sendall(frame)
+        assert connection.recv(5) == b"+OK\r\n"
+        connection.sendall(frame)
+        assert connection.recv(100) == b"$22\r\n" + frame
+
+
 def test_sets_of_one_round_are_each_kept_and_refused_alone(served: tuple[Site, Server]) -> None:
     site = served[0]
     since = site.resolved_version()

@@ -11,6 +11,7 @@ from floodmark.clock import HybridClock
 from floodmark.clock.hybrid import READ_SKEW_MS_MAX
 from floodmark.codec.ordered import (
     NAMESPACE_BYTES,
+    decode_version,
     encode_bytes,
     encode_prefix,
     encode_prefixes,
@@ -142,7 +143,20 @@ class LocalPartition:
         )
 
     def get_many(self, keys: Sequence[bytes], at: Version | None = None) -> list[bytes | None]:
-        return [self.get(key, at) for key in keys]
+        if at is not None or self.retired:
+            return [self.get(key, at) for key in keys]
+        self.heat.reads += len(keys)
+        prefixes = encode_prefixes(keys)
+        values: list[bytes | None] = []
+        for prefix, row in zip(prefixes, self._engine.ceilings(DATA, prefixes), strict=True):
+            if row is None:
+                values.append(None)
+            elif row[1][-1:] == PLAIN:
+                values.append(row[1][:-1])
+            else:
+                live = self._live(prefix, (decode_version(row[0]), row[1]), None)
+                values.append(None if live is None else live[1])
+        return values
 
     def scan(
         self, keys: KeyRange, at: Version, *, rows_max: int | None = None, reverse: bool = False

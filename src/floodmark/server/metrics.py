@@ -72,11 +72,11 @@ class Tally:
         self.seconds = 0.0
         self.outcomes = {OUTCOMES[0]: 0}
 
-    def add(self, seconds: float, outcome: str = OUTCOMES[0]) -> None:
-        """Count a request that has ended."""
-        self.buckets[bisect_left(BUCKETS_SECONDS, seconds)] += 1
-        self.seconds += seconds
-        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
+    def add(self, seconds: float, outcome: str = OUTCOMES[0], *, number: int = 1) -> None:
+        """Count requests that have ended, each of which took so long."""
+        self.buckets[bisect_left(BUCKETS_SECONDS, seconds)] += number
+        self.seconds += number * seconds
+        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + number
 
     def samples(self, action: str) -> Iterator[Sample]:
         """The tally as the samples of the two metrics of requests."""

@@ -3,9 +3,9 @@ r"""RESP, the protocol of Redis, without I/O: bytes that arrived become requests
     request   *2\r\n $3\r\nGET\r\n $3\r\nada\r\n          an array of bulk strings
     reply     +OK  -ERR …  :7  $3\r\nada  *2 …             and in RESP3 also _  %  ,  #  =  >
 
-The server parses requests here and not with hiredis, which makes room for as many elements as a client
-announces.  This parser makes room for nothing that has not arrived, and refuses what is announced beyond its
-limits.  Replies come from a server that the client trusts: hiredis parses them.
+hiredis parses replies, which come from a server that the client trusts, and requests that arrive whole and
+announce little, because it makes room for as many elements as are announced.  A parser of our own takes all
+other requests: it makes room for nothing that has not arrived, and refuses lengths beyond its limits.
 """
 
 import re
@@ -18,12 +18,22 @@ RESP2: Final = 2
 RESP3: Final = 3
 # The digits of a length, with its sign and type.
 HEADER_BYTES_MAX: Final = 32
-# What is cut in one go, and the headers that may then stand in it.
+# hiredis parses chunks up to this size, in which no header has so many digits.
 SHORT_BYTES_MAX: Final = 64 * 1024
-_COUNTS: Final = {b"*%d" % count: count for count in range(1, 33)}
-_LENGTHS: Final = {b"$%d" % length: length for length in range(4_097)}
+_LONG_COUNT: Final = re.compile(rb"[*~>%|]\d{5}")
+_COUNT_MAX: Final = 9_999
+_EMPTY: Final = b"*0\r\n"
+_GET_KEY_BYTES_MAX: Final = 1_024
 
-_GET: Final = re.compile(rb"\*2\r\n\$3\r\n(?:GET|get)\r\n\$([1-9]\d{0,3})\r\n")
+
+def _get_headers() -> dict[int, tuple[bytes, bytes]]:
+    lengths = range(1, _GET_KEY_BYTES_MAX + 1)
+    headers = {length: b"*2\r\n$3\r\nGET\r\n$%d\r\n" % length for length in lengths}
+    return {len(head) + length + 2: (head, head.lower()) for length, head in headers.items()}
+
+
+# What a request GET begins with, by its size.
+_GET_HEADERS: Final = _get_headers()
 
 Request: TypeAlias = list[bytes]
 
@@ -62,11 +72,10 @@ class RequestParser:
     def __init__(
         self, *, arguments_max: int = 1_024, bulk_bytes_max: int = 1 << 20, request_bytes_max: int = 1 << 20
     ) -> None:
-        self.arguments_max = arguments_max
-        self.bulk_bytes_max = bulk_bytes_max
-        self.request_bytes_max = request_bytes_max
         # Why nothing more can be read from the connection.
         self.error: str | None = None
+        self.set_limits(arguments_max, bulk_bytes_max, request_bytes_max)
+        self._reader = hiredis.Reader()
         self._chunks: list[bytes] = []
         self._arrived = 0
         # Nothing more can be parsed before so many bytes are there.
@@ -75,21 +84,26 @@ class RequestParser:
         self._missing = 0
         self._size = 0
 
-    def match_get(self, data: bytes) -> bytes | None:
-        """The key, if what arrives is one GET and no more; then it is not to be fed.
+    def set_limits(self, arguments_max: int, bulk_bytes_max: int, request_bytes_max: int) -> None:
+        """Limit the requests that are parsed from now on."""
+        self._arguments_max = arguments_max
+        self._bulk_bytes_max = bulk_bytes_max
+        self._request_bytes_max = request_bytes_max
+        # Whether each request of a short chunk is within the limits.
+        bytes_max = min(bulk_bytes_max, request_bytes_max)
+        self._is_wide = arguments_max >= _COUNT_MAX and bytes_max >= SHORT_BYTES_MAX
 
-        Most of what a server reads is just that, and one match costs less than the parts of a request.
-        """
-        if self._chunks or self._missing or self.error is not None:
-            return None
-        found = _GET.match(data)
-        if found is None:
-            return None
-        start = found.end()
-        return data[start:-2] if len(data) == start + int(found[1]) + 2 else None
+    @property
+    def is_between(self) -> bool:
+        """Whether the next byte that arrives begins a request."""
+        return not (self._chunks or self._missing or self.error)
 
     def feed(self, data: bytes) -> list[Request]:
         """The requests that are complete now.  After them there can be none if there is an `error`."""
+        if self._is_wide and len(data) <= SHORT_BYTES_MAX and self.is_between:
+            whole = self._read_whole(data)
+            if whole is not None:
+                return whole
         requests: list[Request] = []
         if self.error is None:
             try:
@@ -99,6 +113,26 @@ class RequestParser:
                 self._chunks = []
         return requests
 
+    def _read_whole(self, data: bytes) -> list[Request] | None:
+        """The requests of a chunk that holds whole ones; None if it has to be parsed with care."""
+        if _LONG_COUNT.search(data):
+            return None
+        reader = self._reader
+        requests: list[Request] = []
+        try:
+            # An empty request comes out behind whole ones, and is a part of one that was begun.
+            reader.feed(data + _EMPTY)
+            while type(request := reader.gets()) is list and request:
+                # Raises TypeError unless all arguments are bytes; a simple string passes for one.
+                b"".join(request)
+                requests.append(request)
+            if request == [] and not reader.has_data():
+                return requests
+        except (TypeError, hiredis.HiredisError):
+            pass
+        self._reader = hiredis.Reader()
+        return None
+
     def _feed(self, data: bytes, requests: list[Request]) -> None:
         if self._chunks:
             self._chunks.append(data)
@@ -107,10 +141,7 @@ class RequestParser:
                 return
             data = b"".join(self._chunks)
             self._chunks = []
-        # Most of what arrives is a few whole requests with short arguments.
-        position = 0 if self._missing or len(data) > SHORT_BYTES_MAX else _cut_short(data, requests)
-        if position == len(data):
-            return
+        position = 0
         while True:
             position = self._parse_request(data, position)
             if self._missing or not self._arguments:
@@ -132,13 +163,13 @@ class RequestParser:
             if data[position] != 42:
                 raise ProtocolError("Protocol error: expected '*', as in an array of bulk strings")
             missing = _number(data[position + 1 : end], "multibulk")
-            if missing > self.arguments_max:
+            if missing > self._arguments_max:
                 raise ProtocolError("Protocol error: invalid multibulk length")
             # An empty request asks for nothing, and gets no answer.
             missing = max(missing, 0)
             position = end + 2
             self._size = 0
-        length_max = self.bulk_bytes_max
+        length_max = self._bulk_bytes_max
         while missing:
             end = self._find_end(data, position)
             if end < 0:
@@ -151,7 +182,7 @@ class RequestParser:
             start = end + 2
             stop = start + length
             if len(data) < stop + 2:
-                if self._size + length > self.request_bytes_max:
+                if self._size + length > self._request_bytes_max:
                     raise ProtocolError("Protocol error: too big mbulk count or request")
                 self._wanted = stop + 2
                 break
@@ -159,7 +190,7 @@ class RequestParser:
             self._size += length
             position = stop + 2
             missing -= 1
-        if self._size > self.request_bytes_max:
+        if self._size > self._request_bytes_max:
             raise ProtocolError("Protocol error: the request is too large")
         self._missing = missing
         return position
@@ -173,24 +204,16 @@ class RequestParser:
         return end
 
 
-def _cut_short(data: bytes, requests: list[Request]) -> int:
-    """Add whole requests with few and short arguments, without line ends in them; where the rest begins."""
-    parts = data.split(b"\r\n")
-    last = len(parts) - 1
-    place = 0
-    while place < last:
-        count = _COUNTS.get(parts[place])
-        if count is None:
-            break
-        after = place + 1 + 2 * count
-        if after > last:
-            break
-        arguments = parts[place + 2 : after : 2]
-        if [*map(_LENGTHS.get, parts[place + 1 : after : 2])] != [*map(len, arguments)]:
-            break
-        requests.append(arguments)
-        place = after
-    return len(data) - sum(map(len, parts[place:])) - 2 * (last - place)
+def match_get(data: bytes) -> bytes | None:
+    r"""The key, if the data is one GET and no more.  Most of what a server reads is just that.
+
+    >>> match_get(b"*2\r\n$3\r\nGET\r\n$3\r\nada\r\n"), match_get(b"*1\r\n$4\r\nPING\r\n")
+    (b'ada', None)
+    """
+    headers = _GET_HEADERS.get(len(data))
+    if headers is None or not data.startswith(headers):
+        return None
+    return data[len(headers[0]) : -2]
 
 
 def _number(digits: bytes, what: str) -> int:

@@ -7,3 +7,6 @@ from floodmark.server.resp.table import TABLE, CommandTable
 
 MODULES: Final = (groups, hashes, scans, sessions, strings)
 COMMANDS: Final[CommandTable] = TABLE
+# The two that most requests are.
+GET: Final = TABLE.commands[b"GET"]
+SET: Final = TABLE.commands[b"SET"]

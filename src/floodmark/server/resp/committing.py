@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from threading import Thread
-from typing import Final
+from typing import Final, Protocol
 
 from floodmark.clock import monotonic_seconds
 from floodmark.engine import WriteRow
@@ -28,8 +28,9 @@ from floodmark.partition.committer import commit_together
 from floodmark.partition.deciding import Decided
 from floodmark.partition.node import Node
 from floodmark.partition.partition import SETTLES_MAX, LocalPartition, plan_put
-from floodmark.server.resp.records import Records
-from floodmark.server.resp.table import CommandError, describe
+from floodmark.server.resp.session import Session
+from floodmark.server.resp.table import Arguments, Handler, attempt, describe
+from floodmark.wire.resp import Failure
 
 # Jobs of one round, so that a flood of writes does not become one long wait.
 ROUND_JOBS_MAX: Final = 4_096
@@ -39,79 +40,57 @@ WAIT_SHARE: Final = 0.5
 _log = logging.getLogger("floodmark.server")
 
 
-class Waiting:
+class Writer(Protocol):
     """A connection with jobs on their way.  While it is halted, a worker runs those that are `blocked`."""
 
-    def __init__(self) -> None:
-        self.is_halted = False
-        self.is_settling = False
-        self.blocked: deque[Job] = deque()
+    session: Session
+    is_halted: bool
+    is_settling: bool
+    blocked: "deque[Job]"
 
-    def finish(self, jobs: "Sequence[Job]") -> None:
-        """Answer jobs, in their order.  Called on the event loop."""
-        raise NotImplementedError
+    def finish(self, job: "Job", now: float) -> None:
+        """Answer a job.  Called on the event loop."""
+
+    def run(self) -> None:
+        """Go on with the next requests."""
 
 
 class Job:
-    """A write on its way: what it runs inside a round, on which keys, and its reply.
+    """A write on its way: the command that runs inside a round, and its reply.
 
-    With a `value`, it is a put to its only key that needs no decision.
+    With a `value` it is a put to its only `key`, which needs no decision.
     """
 
     __slots__ = (
-        "commit",
-        "connection",
-        "durable",
-        "name",
-        "on",
-        "records",
-        "reply",
-        "run",
-        "started",
-        "value",
-    )
+        "commit", "connection", "handler", "key", "name", "on", "reply", "request", "started", "value",
+    )  # fmt: skip
+
+    on: Sequence[bytes]
 
     def __init__(
-        self,
-        connection: Waiting,
-        name: str,
-        run: Callable[[Records], object],
-        records: Callable[[], Records],
-        on: Sequence[bytes],
-        *,
-        durable: bool,
-        started: float,
+        self, connection: Writer, name: str, handler: Handler, request: Arguments, started: float
     ) -> None:
         self.connection = connection
         self.name = name
-        self.run = run
-        self.records = records
-        self.on = on
-        self.durable = durable
+        self.handler = handler
+        self.request = request
         self.started = started
+        self.key = b""
         self.value: bytes | None = None
         self.commit: Commit | None = None
         self.reply: object = None
 
-    def plan(self, node: Node, *, is_alone: bool = False) -> "Step":
+    def decide_on(self, node: Node, on: Sequence[bytes], *, is_alone: bool = False) -> "Step":
         """Decide inside the next round; `is_alone` if no job of the connection is before it."""
-        step = Step(node, self, is_alone=is_alone)
-        self.commit = step
+        self.on = on
+        self.commit = step = Step(node, self, is_alone=is_alone)
         return step
 
     def decide(self) -> Mapping[bytes, bytes]:
         """Run over the records of this moment; what is to be written."""
-        try:
-            records = self.records()
-            self.reply = self.run(records)
-        except (CommandError, FloodmarkError) as error:
-            self.reply = describe(error)
-            return {}
-        except Exception as error:
-            _log.exception("the command %s failed unexpectedly", self.name)
-            self.reply = describe(error)
-            return {}
-        return records.rows
+        records = self.connection.session.new_records()
+        self.reply = attempt(self.name, lambda: self.handler(records, self.request))
+        return {} if isinstance(self.reply, Failure) else records.rows
 
     @property
     def is_blocked(self) -> bool:
@@ -128,7 +107,7 @@ class Step(Decided):
     """A job in its round."""
 
     def __init__(self, node: Node, job: Job, *, is_alone: bool) -> None:
-        super().__init__(node, job.on, job.decide, durable=job.durable)
+        super().__init__(node, job.on, job.decide, durable=job.connection.session.durable)
         self._connection = job.connection
         self._is_alone = is_alone
         self.is_blocked = False
@@ -151,9 +130,10 @@ class Committing:
         self._loop = loop
         self._work = work
         self._gathered: list[Job] = []
-        # Whether a round is at work or will begin, and if it waits for more jobs, for how many and how long.
+        # Whether a round is at work or will begin; the next waits for so many jobs, until a moment.
         self._is_busy = False
         self._wanted = 0
+        self._until = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._inbox: SimpleQueue[list[Job] | None] = SimpleQueue()
         self._thread = Thread(target=self._run, name="floodmark-resp-commit", daemon=True)
@@ -163,13 +143,23 @@ class Committing:
         """Add a job to the next round.  For the event loop."""
         self._gathered.append(job)
         if not self._is_busy:
-            self._is_busy = True
-            # After all connections have been read that have something to say in this turn.
-            self._loop.call_soon(self._send)
-        elif self._timer is not None and len(self._gathered) >= self._wanted:
+            self._begin_or_wait()
+
+    def _begin_or_wait(self) -> None:
+        """Begin the next round, or wait for the clients that the last one answered.
+
+        These often write again at once.  Without a wait for them, all clients would fall into two halves,
+        each of which waits for the sync of the other.
+        """
+        left = 0.0 if len(self._gathered) >= self._wanted else self._until - monotonic_seconds()
+        if left > 0:
+            self._timer = self._timer or self._loop.call_later(left, self._send)
+            return
+        self._is_busy = True
+        if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-            self._loop.call_soon(self._send)
+        # After all connections have been read that have something to say in this turn.
+        self._loop.call_soon(self._send)
 
     def close(self) -> None:
         """End the thread when its round has ended; the event loop must still run."""
@@ -177,6 +167,7 @@ class Committing:
         self._thread.join()
 
     def _send(self) -> None:
+        self._is_busy = True
         self._timer = None
         jobs, self._gathered = self._gathered[:ROUND_JOBS_MAX], self._gathered[ROUND_JOBS_MAX:]
         self._inbox.put(jobs)
@@ -190,7 +181,7 @@ class Committing:
     def _commit(self, jobs: Sequence[Job]) -> None:
         commits: list[Commit] = []
         try:
-            commits += plan_puts(self.node, [job for job in jobs if job.commit is None])
+            commits += plan_puts(self.node, jobs)
             commits += [job.commit for job in jobs if isinstance(job.commit, Step)]
             if commits:
                 self.node.require_open()
@@ -207,34 +198,31 @@ class Committing:
                 )
 
     def _answer(self, jobs: Sequence[Job], seconds: float) -> None:
-        self._is_busy = bool(self._gathered)
-        if self._is_busy:
-            # Clients that are answered now often write again at once.  Without a wait for them, all clients
-            # would fall into two halves, each of which waits for the sync of the other.
-            self._wanted = min(len(jobs) + len(self._gathered), ROUND_JOBS_MAX)
-            self._timer = self._loop.call_later(seconds * WAIT_SHARE, self._send)
-        by_connection: dict[Waiting, list[Job]] = {}
+        now = monotonic_seconds()
+        halted: set[Writer] = set()
         for job in jobs:
-            by_connection.setdefault(job.connection, []).append(job)
-        for connection, own in by_connection.items():
-            place = 0
-            if not connection.blocked:
-                place = next((place for place, job in enumerate(own) if job.is_blocked), len(own))
-            if place < len(own):
+            connection = job.connection
+            if connection.blocked or job.is_blocked:
                 connection.is_halted = True
-                connection.blocked += own[place:]
-            if place:
-                connection.finish(own[:place])
-            if connection.is_halted:
-                self._look_after(connection)
+                connection.blocked.append(job)
+                halted.add(connection)
+            else:
+                connection.finish(job, now)
+        for connection in halted:
+            self._look_after(connection)
+        self._is_busy = False
+        self._wanted = min(len(jobs) + len(self._gathered), ROUND_JOBS_MAX)
+        self._until = now + seconds * WAIT_SHARE
+        if self._gathered:
+            self._begin_or_wait()
 
-    def _look_after(self, connection: Waiting) -> None:
+    def _look_after(self, connection: Writer) -> None:
         """Let a worker run what is blocked, unless one does."""
         if not connection.is_settling:
             connection.is_settling = True
             self._work(self._settle, connection, [*connection.blocked])
 
-    def _settle(self, connection: Waiting, jobs: Sequence[Job]) -> None:
+    def _settle(self, connection: Writer, jobs: Sequence[Job]) -> None:
         """Run jobs one by one, each when what blocks it has ended.  In a worker thread."""
         for job in jobs:
             if job.is_blocked:
@@ -242,8 +230,10 @@ class Committing:
         self._loop.call_soon_threadsafe(self._settled, connection, jobs)
 
     def _settle_one(self, job: Job) -> None:
+        on = (job.key,) if job.value is not None else job.on
+        job.value = None
         for _ in range(SETTLES_MAX):
-            step = job.plan(self.node, is_alone=True)
+            step = job.decide_on(self.node, on, is_alone=True)
             self._commit([job])
             if not job.is_blocked:
                 return
@@ -254,14 +244,18 @@ class Committing:
                 step.error, step.is_blocked = error, False
                 return
 
-    def _settled(self, connection: Waiting, jobs: Sequence[Job]) -> None:
+    def _settled(self, connection: Writer, jobs: Sequence[Job]) -> None:
         for _ in jobs:
             connection.blocked.popleft()
         connection.is_settling = False
         connection.is_halted = bool(connection.blocked)
-        connection.finish(jobs)
+        now = monotonic_seconds()
+        for job in jobs:
+            connection.finish(job, now)
         if connection.is_halted:
             self._look_after(connection)
+        else:
+            connection.run()
 
 
 def plan_puts(node: Node, jobs: Sequence[Job]) -> list[Commit]:
@@ -272,8 +266,8 @@ def plan_puts(node: Node, jobs: Sequence[Job]) -> list[Commit]:
     for job in jobs:
         if job.value is None:
             continue
-        key = job.on[0]
-        place = route(key), job.durable
+        key = job.key
+        place = route(key), job.connection.session.durable
         group = latest.get(place)
         if group is None or key in group:
             group = latest[place] = {}
@@ -286,7 +280,7 @@ def _plan_group(partition: LocalPartition, group: Mapping[bytes, Job]) -> list[C
     jobs = [*group.values()]
     values = [job.value for job in jobs if job.value is not None]
     try:
-        commit = plan_put(partition, [*group], values, durable=jobs[0].durable)
+        commit = plan_put(partition, [*group], values, durable=jobs[0].connection.session.durable)
     except FloodmarkError as error:
         if len(jobs) == 1:
             jobs[0].reply = describe(error)

@@ -8,7 +8,7 @@ or has a request that waits, nothing more is read from it.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -16,6 +16,7 @@ from floodmark.clock import monotonic_ms, monotonic_seconds
 from floodmark.model.access import Role
 from floodmark.model.errors import FloodmarkError
 from floodmark.model.limits import (
+    KEY_BYTES_MAX,
     KIB,
     NEWCOMER_TIME_MAX,
     RESP_ARGUMENTS_MAX,
@@ -24,23 +25,23 @@ from floodmark.model.limits import (
     RESP_UNREAD_BYTES_MAX,
 )
 from floodmark.server.data import WRITE_BYTES_MAX
-from floodmark.server.metrics import OTHER, Tally
-from floodmark.server.resp.committing import Committing, Job, Step, Waiting
-from floodmark.server.resp.records import Records
+from floodmark.server.metrics import OTHER
+from floodmark.server.resp.commands import GET, SET
+from floodmark.server.resp.committing import Committing, Job
 from floodmark.server.resp.session import Batch, DoorParts, Later, Session
-from floodmark.server.resp.strings import set_value
 from floodmark.server.resp.table import (
     TABLE,
     Arguments,
     Command,
     CommandError,
     Kind,
+    attempt,
     describe,
     unknown_command,
     wrong_arity,
 )
 from floodmark.server.visits import RENEW_MS
-from floodmark.wire.resp import OK, QUEUED, Failure, RequestParser, encode_reply
+from floodmark.wire.resp import OK, QUEUED, Failure, RequestParser, encode_reply, match_get
 
 # Poll interval of a request that waits for changes; it reads only if something was committed since.
 LOOK_SECONDS: Final = 0.02
@@ -62,7 +63,6 @@ class ConnectionParts(DoorParts, Protocol):
     is_stopping: bool
     received_bytes: int
     sent_bytes: int
-    tallies: Mapping[str, Tally]
 
     def new_session(self, address: str, certificate: str | None) -> Session: ...
 
@@ -78,17 +78,20 @@ class ConnectionParts(DoorParts, Protocol):
 
     def call(self, function: Callable[..., object], *arguments: object) -> None: ...
 
+    def get_later(self, connection: "Connection", qualified: bytes) -> None: ...
+
+    def answer_gets(self) -> None: ...
+
     def flush_later(self, connection: "Connection") -> None: ...
 
 
-class Connection(asyncio.Protocol, Waiting):
+class Connection(asyncio.Protocol):
     """The connection of one session."""
 
     session: Session
     transport: Any
 
     def __init__(self, door: ConnectionParts, name_of: Callable[[Any], str | None]) -> None:
-        Waiting.__init__(self)
         self._door = door
         self._name_of = name_of
         self._parser = RequestParser(
@@ -100,19 +103,27 @@ class Connection(asyncio.Protocol, Waiting):
         # Answers that were not handed to the transport yet.
         self._out: list[bytes] = []
         self._out_bytes = 0
+        # Qualifies the key of a GET, if one that comes while no write is pending can be answered together
+        # with those of other connections.
+        self._qualify: Callable[[bytes], bytes] | None = None
+        # Whether such a GET was not answered yet.
+        self.has_gets = False
         self._reads_wait = door.spaces.host.node.engine.limits.reads_wait
-        # Writes that were not answered yet, and whether a worker has a request.
-        self._pending = 0
-        # Commits of the site when a request that waits for changes was last looked at.
-        self._commits = 0
-        # Those of them that are decided in their round: what follows them must be, too.
-        self._decided = 0
-        self._gets = door.tallies["GET"]
+        # Writes that were not answered yet, and those of them that are decided in their round: what follows
+        # these must be, too.
+        self._pending = self._decided = 0
+        # While the connection is halted, a worker runs the writes that are blocked.
+        self.is_halted = False
+        self.is_settling = False
+        self.blocked: deque[Job] = deque()
+        # Whether a worker has a request, and whether the client does not read its answers.
         self._is_waiting = False
         self._is_full = False
         self._is_reading = True
         # Whether the client has shut down its side: it is answered, then closed.
         self._is_ended = False
+        # Commits of the site when a request that waits for changes was last looked at.
+        self._commits = 0
         self._stall: asyncio.TimerHandle | None = None
         self._renewed_at_ms = door.now_ms
 
@@ -137,47 +148,21 @@ class Connection(asyncio.Protocol, Waiting):
 
     def widen(self) -> None:
         """Take as much from the client as one may send that is known."""
-        parser = self._parser
-        parser.arguments_max = RESP_ARGUMENTS_MAX
-        parser.bulk_bytes_max = parser.request_bytes_max = WRITE_BYTES_MAX
+        self._parser.set_limits(RESP_ARGUMENTS_MAX, WRITE_BYTES_MAX, WRITE_BYTES_MAX)
 
     def data_received(self, data: bytes) -> None:
         self._door.received_bytes += len(data)
-        key = self._parser.match_get(data)
-        if key is not None and self._get(key):
+        # The hottest request: what it depends on was looked at when the last other one was run.
+        if (
+            (qualify := self._qualify) is not None
+            and not self._pending
+            and (key := match_get(data)) is not None
+        ):
+            self.has_gets = True
+            self._door.get_later(self, qualify(key))
             return
         self._requests += self._parser.feed(data)
         self.run()
-
-    def _get(self, key: bytes) -> bool:
-        """Answer one GET, the hottest request, if nothing else is to be looked at; whether it was so."""
-        session, records = self.session, self.session.records
-        if (
-            self._requests
-            or self._pending
-            or self._is_waiting
-            or self._is_full
-            or session.is_leaving
-            or session.queued is not None
-            or records is None
-            or self._reads_wait
-            or self._door.now_ms - self._renewed_at_ms >= RENEW_MS
-        ):
-            return False
-        started = monotonic_seconds()
-        try:
-            value = records.get(key)
-        except (CommandError, FloodmarkError):
-            # Once more, the usual way: it has the words for it.
-            return False
-        session.active_at_ms = self._door.now_ms
-        session.last_command = "GET"
-        if value is None:
-            self._say(encode_reply(None, session.protocol))
-        else:
-            self._say(b"$%d\r\n%b\r\n" % (len(value), value))
-        self._gets.add(monotonic_seconds() - started)
-        return True
 
     def eof_received(self) -> bool:
         """Run what has arrived whole, and close behind the last answer.
@@ -190,6 +175,7 @@ class Connection(asyncio.Protocol, Waiting):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._requests.clear()
+        self._qualify = None
         if self._stall is not None:
             self._stall.cancel()
         self.session.is_leaving = True
@@ -198,6 +184,7 @@ class Connection(asyncio.Protocol, Waiting):
     def pause_writing(self) -> None:
         """Begin to wait for a client that does not read its answers."""
         self._is_full = True
+        self._qualify = None
         if self._stall is not None:
             self._stall.cancel()
         self._stall = self._door.call_later(self._door.stall_seconds, self._cut)
@@ -237,26 +224,49 @@ class Connection(asyncio.Protocol, Waiting):
             if not self._begin(requests[0]):
                 break
             requests.popleft()
+        self._qualify = None
         if self._parser.error is not None and not (requests or self._pending or session.is_leaving):
-            self._say(encode_reply(Failure(f"ERR {self._parser.error}")))
+            self.say(Failure(f"ERR {self._parser.error}"))
             session.is_leaving = True
         if self._is_ended and not requests and self._parser.error is None:
             session.is_leaving = True
-        if session.is_leaving and not self._pending and not self._is_waiting:
-            self.flush()
-            self.transport.close()
-        elif not session.is_leaving and self._is_reading == bool(requests):
+        if session.is_leaving:
+            if not self._pending and not self._is_waiting:
+                self.flush()
+                self.transport.close()
+            return
+        if self._is_reading == bool(requests):
             # What has arrived is run first.
             self._is_reading = not requests
             if not self.transport.is_closing():
                 (self.transport.resume_reading if self._is_reading else self.transport.pause_reading)()
+        if not (requests or self._is_waiting or self._is_full) and self._parser.is_between:
+            self._qualify = self._find_qualify()
 
-    def _say(self, answer: bytes) -> None:
-        """Send an answer at the end of the turn of the event loop.
+    def look_again(self) -> None:
+        """Let the next request check the rights of the caller once more."""
+        self._qualify = None
+
+    def _find_qualify(self) -> Callable[[bytes], bytes] | None:
+        session = self.session
+        if self._reads_wait or session.queued is not None or session.records is None:
+            return None
+        return session.records.qualify
+
+    def say(self, reply: object) -> None:
+        """Send a reply at the end of the turn of the event loop.
 
         The answers of all connections then go out together: the first wakes the client program up, and
-        the others find it awake.  One by one they took half of the time of a GET.
+        the others find it awake.
         """
+        if self.has_gets:
+            self._door.answer_gets()
+        if reply is OK:
+            answer = _OK
+        elif type(reply) is bytes:
+            answer = b"$%d\r\n%b\r\n" % (len(reply), reply)
+        else:
+            answer = encode_reply(reply, self.session.protocol)
         if not self._out:
             self._door.flush_later(self)
         self._out.append(answer)
@@ -266,6 +276,8 @@ class Connection(asyncio.Protocol, Waiting):
 
     def flush(self) -> None:
         """Hand the answers to the transport."""
+        if self.has_gets:
+            self._door.answer_gets()
         if self._out:
             self._door.sent_bytes += self._out_bytes
             self._out_bytes = 0
@@ -278,96 +290,60 @@ class Connection(asyncio.Protocol, Waiting):
         """Run a request, or send it on its way; False if it has to wait for the writes before it."""
         session = self.session
         command = TABLE.find(request[0])
-        if command is not None and command.is_read and not self._pending and session.is_simple:
-            if not self._reads_wait and len(request) <= READ_ARGUMENTS_MAX:
-                return self._read(command, request)
-            if command.fits(len(request)):
-                return self._begin_slow(command, partial(command.handler, session.records, request))
+        if command is GET and len(request) == 2 and not self._pending:
+            qualify = self._find_qualify()
+            if qualify is not None and 0 < len(request[1]) <= KEY_BYTES_MAX:
+                self.has_gets = True
+                self._door.get_later(self, qualify(request[1]))
+                return True
+        if self.has_gets:
+            # What follows must not be read or written before them.
+            self._door.answer_gets()
         if command is not None and command.kind is Kind.WRITE and session.queued is None:
             if self.is_halted:
                 return False
             if session.caller is not None and command.fits(len(request)):
-                self._pending += 1
                 self._submit(command, request)
                 return True
         if self._pending:
             return False
-        if command is not None and command.kind is Kind.SLOW and may_run(session, command, request) is None:
-            return self._begin_slow(command, partial(command.handler, session, request))
         started = monotonic_seconds()
-        reply = self._answer(command, request)
-        if isinstance(reply, Batch):
-            self._pending += 1
-            job = self._job("EXEC", reply.run)
-            job.on = reply.on
-            self._decide(job)
+        refusal = may_run(session, command, request)
+        if command is None or refusal is not None:
+            self._tell(command, refusal, started)
             return True
-        self._tell(command, reply, started)
-        return True
-
-    def _read(self, command: Command, request: list[bytes]) -> bool:
-        """Answer a read of a client that is known and in no transaction."""
-        started = monotonic_seconds()
-        if not command.fits(len(request)):
-            reply: object = wrong_arity(command)
+        session.last_command = command.name
+        if command.kind is Kind.READ:
+            run = partial(command.handler, session.records, request)
+            waits = self._reads_wait or len(request) > READ_ARGUMENTS_MAX
         else:
-            try:
-                reply = command.handler(self.session.records, request)
-            except (CommandError, FloodmarkError) as error:
-                reply = describe(error)
-            except Exception as error:
-                _log.exception("the command %s failed unexpectedly", command.name)
-                reply = describe(error)
-        self._tell(command, reply, started)
+            run = partial(command.handler, session, request)
+            waits = command.kind is Kind.SLOW
+        if waits:
+            self._is_waiting = True
+            self._commits = self._door.committing.node.committer.counters.commits
+            self._door.work(self._run_slow, command, run, started)
+            return True
+        was_known = session.caller is not None
+        reply = attempt(command.name, run)
+        if not was_known and session.caller is not None:
+            self.widen()
+        if isinstance(reply, Batch):
+            batch = reply
+            self._decide(Job(self, "EXEC", lambda records, _: batch.run(records), request, started), batch.on)
+        else:
+            self._tell(command, reply, started)
         return True
 
     def _tell(self, command: Command | None, reply: object, started: float) -> None:
-        self._say(encode_reply(reply, self.session.protocol))
+        self.say(reply)
         self._door.count(OTHER if command is None else command.name, monotonic_seconds() - started, reply)
-
-    def _answer(self, command: Command | None, request: list[bytes]) -> object:
-        """The reply to a request that does not wait."""
-        session = self.session
-        if command is None:
-            if session.caller is None:
-                return NO_AUTH
-            session.is_spoiled = True
-            return unknown_command(request)
-        refusal = may_run(session, command, request)
-        if refusal is not None:
-            return refusal
-        session.last_command = command.name
-        was_known = session.caller is not None
-        try:
-            reply = command.handler(session.records if command.kind is Kind.READ else session, request)
-        except (CommandError, FloodmarkError) as error:
-            return describe(error)
-        except Exception as error:
-            _log.exception("the command %s failed unexpectedly", command.name)
-            return describe(error)
-        if not was_known and session.caller is not None:
-            self.widen()
-        return reply
 
     # Requests that wait
 
-    def _begin_slow(self, command: Command, handler: Callable[[], object]) -> bool:
-        self._is_waiting = True
-        self.session.last_command = command.name
-        self._commits = self._door.committing.node.committer.counters.commits
-        self._door.work(self._run_slow, command, handler, monotonic_seconds())
-        return True
-
-    def _run_slow(self, command: Command, read: Callable[[], object], started: float) -> None:
+    def _run_slow(self, command: Command, run: Callable[[], object], started: float) -> None:
         """Run a request in a worker thread."""
-        try:
-            reply = read()
-        except (CommandError, FloodmarkError) as error:
-            reply = describe(error)
-        except Exception as error:
-            _log.exception("the command %s failed unexpectedly", command.name)
-            reply = describe(error)
-        self._door.call(self._end_slow, command, reply, started)
+        self._door.call(self._end_slow, command, attempt(command.name, run), started)
 
     def _end_slow(self, command: Command, reply: object, started: float) -> None:
         if isinstance(reply, Later):
@@ -379,10 +355,8 @@ class Connection(asyncio.Protocol, Waiting):
 
     def _look_later(self, command: Command, later: Later, started: float) -> None:
         """Look again when something was committed, until the reply is there or its time is over."""
-        if self.session.is_leaving:
-            self._end_slow(command, None, started)
-            return
-        if later.until_ms is not None and monotonic_ms() >= later.until_ms:
+        is_late = later.until_ms is not None and monotonic_ms() >= later.until_ms
+        if is_late or self.session.is_leaving:
             self._end_slow(command, None, started)
             return
         commits = self._door.committing.node.committer.counters.commits
@@ -400,66 +374,60 @@ class Connection(asyncio.Protocol, Waiting):
         records = session.records
         assert records is not None
         session.last_command = command.name
-        handler = command.handler
-        job = self._job(command.name, lambda records: handler(records, request))
+        job = Job(self, command.name, command.handler, request, monotonic_seconds())
         try:
-            if handler is set_value and len(request) == 3 and not self._decided:
+            if command is SET and len(request) == 3 and not self._decided:
                 row = records.encode_put(request[1], request[2])
                 if row is not None:
-                    job.on, job.value, job.reply = row[:1], row[1], OK
-                    self._door.committing.submit(job)
+                    job.key, job.value = row
+                    job.reply = OK
+                    self._send(job)
                     return
-            job.on = [records.locate(key, Role.READ).qualified for key in command.keys_of(request)]
-            self._decide(job)
+            on = [records.locate(key, Role.READ).qualified for key in command.keys_of(request)]
         except (CommandError, FloodmarkError) as error:
             job.reply = describe(error)
-            self._door.committing.submit(job)
+            self._send(job)
+            return
+        self._decide(job, on)
 
-    def _job(self, name: str, run: Callable[[Records], object]) -> Job:
-        session = self.session
-        return Job(
-            self, name, run, session.new_records, (), durable=session.durable, started=monotonic_seconds()
-        )
-
-    def _decide(self, job: Job) -> None:
+    def _decide(self, job: Job, on: Sequence[bytes]) -> None:
         self._decided += 1
-        job.plan(self._door.committing.node)
+        job.decide_on(self._door.committing.node, on)
+        self._send(job)
+
+    def _send(self, job: Job) -> None:
+        self._pending += 1
         self._door.committing.submit(job)
 
-    def finish(self, jobs: Sequence[Job]) -> None:
-        """Answer writes."""
-        session, now = self.session, monotonic_seconds()
-        for job in jobs:
-            reply, commit = job.reply, job.commit
-            if commit is not None:
-                self._decided -= isinstance(commit, Step)
-                if commit.error is not None:
-                    reply = describe(commit.error)
-                elif commit.version:
-                    session.version = commit.version
-            self._say(_OK if reply is OK else encode_reply(reply, session.protocol))
-            self._door.count(job.name, now - job.started, reply)
-        self._pending -= len(jobs)
+    def finish(self, job: Job, now: float) -> None:
+        """Answer a write, and go on if it was the last one on its way."""
+        reply, commit = job.reply, job.commit
+        if commit is not None:
+            if commit.error is not None:
+                reply = describe(commit.error)
+            elif commit.version:
+                self.session.version = commit.version
+        self.say(reply)
+        self._door.count(job.name, now - job.started, reply)
+        self._pending -= 1
         if not self._pending:
             self._decided = 0
-        if self._requests or session.is_leaving or self._parser.error is not None:
-            self.run()
+            if self._requests or self.session.is_leaving or self._parser.error is not None:
+                self.run()
 
 
-def may_run(session: Session, command: Command, request: Arguments) -> object:
+def may_run(session: Session, command: Command | None, request: Arguments) -> object:
     """Why a request is not run now: its reply, or None if it is."""
-    if session.caller is None and not command.is_open:
+    if session.caller is None and (command is None or not command.is_open):
         return NO_AUTH
+    if command is None:
+        session.is_spoiled = True
+        return unknown_command(request)
     if not command.fits(len(request)):
         session.is_spoiled = True
         return wrong_arity(command)
-    if session.queued is not None and not command.is_quick:
-        return _queue(session, command, request)
-    return None
-
-
-def _queue(session: Session, command: Command, request: Arguments) -> object:
-    assert session.queued is not None
+    if session.queued is None or command.is_quick:
+        return None
     if command.kind not in (Kind.READ, Kind.WRITE):
         session.is_spoiled = True
         return Failure(f"ERR {command.name} is not allowed in a transaction")

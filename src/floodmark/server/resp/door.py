@@ -9,6 +9,7 @@ import logging
 import socket
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from ssl import SSLContext
 from threading import Event, Thread
 from typing import Any, Final
@@ -19,7 +20,7 @@ except ModuleNotFoundError:
     # It has no wheel for this machine.
     from asyncio import new_event_loop  # type: ignore[assignment]
 
-from floodmark.clock import monotonic_ms
+from floodmark.clock import monotonic_ms, monotonic_seconds
 from floodmark.model.limits import NEWCOMERS_MAX, RESP_CONNECTIONS_MAX
 from floodmark.server.access import Access
 from floodmark.server.metrics import OTHER, ServerMetrics, Tally
@@ -30,12 +31,16 @@ from floodmark.server.resp.connection import Connection
 from floodmark.server.resp.groups import Groups
 from floodmark.server.resp.records import Spaces
 from floodmark.server.resp.session import Session, UseGroup
+from floodmark.server.resp.table import attempt
+from floodmark.server.visits import RENEW_MS
 from floodmark.wire.resp import Failure
 
 WORKERS: Final = 16
 # How long a client of a closing server has to take its last answers.
 FLUSH_SECONDS: Final = 2.0
 LOOK_SECONDS: Final = 0.2
+# GETs that one look-up answers: their values are in memory together.
+GETS_MAX: Final = 64
 _BACKLOG: Final = 1_024
 _OUTCOMES: Final = {
     "NOAUTH": "not_allowed",
@@ -72,7 +77,7 @@ class RespDoor:
         self.address = host, self.port
         self.is_stopping = False
         # The time by a look at the clock now and then, and what was sent since.
-        self.now_ms = monotonic_ms()
+        self.now_ms = self._looked_at_ms = monotonic_ms()
         self.received_bytes = self.sent_bytes = 0
         self.tallies: Mapping[str, Tally] = {
             name: metrics.tally(f"resp.{name.lower()}")
@@ -80,7 +85,11 @@ class RespDoor:
         }
         self._tls = tls
         self._listening = listening
+        # For the end of the present turn of the event loop: GETs, and connections with answers to send.
+        self._gets: list[tuple[Connection, bytes]] = []
+        self._gets_at = 0.0
         self._unflushed: list[Connection] = []
+        self._is_ending = False
         self._connections: dict[Session, Connection] = {}
         self._numbers = 0
         self._loop = new_event_loop()
@@ -170,16 +179,61 @@ class RespDoor:
         """Run something on the event loop after a time."""
         return self._loop.call_later(seconds, function)
 
+    def get_later(self, connection: Connection, qualified: bytes) -> None:
+        """Answer a GET when all connections have been read that have something to say, with one look-up."""
+        if not self._gets:
+            self._gets_at = monotonic_seconds()
+            self._end_turn_later()
+        self._gets.append((connection, qualified))
+        if len(self._gets) >= GETS_MAX:
+            self.answer_gets()
+
+    def answer_gets(self) -> None:
+        """Answer the GETs of this turn now."""
+        gets, self._gets = self._gets, []
+        keys = [key for _, key in gets]
+        replies: Sequence[object]
+        try:
+            replies = self._get_many(keys)
+        except Exception:
+            # Each alone: the error may be that of one.
+            replies = [attempt("GET", partial(self.spaces.host.router.get, key, None)) for key in keys]
+        failures = [reply for reply in replies if isinstance(reply, Failure)]
+        seconds = monotonic_seconds() - self._gets_at
+        for failure in failures:
+            self.count("GET", seconds, failure)
+        self.tallies["GET"].add(seconds, number=len(gets) - len(failures))
+        now_ms = self.now_ms
+        for (connection, _), reply in zip(gets, replies, strict=True):
+            connection.has_gets = False
+            connection.session.active_at_ms = now_ms
+            connection.session.last_command = "GET"
+            connection.say(reply)
+
+    def _get_many(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
+        router = self.spaces.host.router
+        partitions = router.maps.map.partitions
+        return partitions[0].get_many(keys) if len(partitions) == 1 else router.get_many(keys, None)
+
     def flush_later(self, connection: Connection) -> None:
         """Send the answers of a connection when all others have been read that have something to say."""
-        if not self._unflushed:
-            self._loop.call_soon(self._flush)
+        self._end_turn_later()
         self._unflushed.append(connection)
 
-    def _flush(self) -> None:
-        connections, self._unflushed = self._unflushed, []
-        for connection in connections:
-            connection.flush()
+    def _end_turn_later(self) -> None:
+        if not self._is_ending:
+            self._is_ending = True
+            self._loop.call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        try:
+            if self._gets:
+                self.answer_gets()
+            connections, self._unflushed = self._unflushed, []
+            for connection in connections:
+                connection.flush()
+        finally:
+            self._is_ending = False
 
     def count(self, name: str, seconds: float, reply: object) -> None:
         """Count a command that has ended."""
@@ -191,6 +245,10 @@ class RespDoor:
     def _look(self) -> None:
         """Once in a while: what need not be exact at each request."""
         self.now_ms = monotonic_ms()
+        if self.now_ms - self._looked_at_ms >= RENEW_MS:
+            self._looked_at_ms = self.now_ms
+            for connection in self._connections.values():
+                connection.look_again()
         self.metrics.received(self.received_bytes)
         self.metrics.sent(self.sent_bytes)
         self.received_bytes = self.sent_bytes = 0

@@ -8,7 +8,7 @@ from floodmark.engine import Row
 from floodmark.host.embedded import EmbeddedHost
 from floodmark.merge.policies import COUNTER, FIELDS
 from floodmark.model.access import Role
-from floodmark.model.errors import InvalidConfiguration, PartitionMoved
+from floodmark.model.errors import InvalidConfiguration
 from floodmark.model.version import Version
 from floodmark.partition.deciding import newest_version
 from floodmark.server.access import Caller
@@ -92,10 +92,10 @@ class Records:
         self.rows: dict[bytes, bytes] = {}
         self._held: dict[bytes, Held | None] = {}
         self._router = spaces.host.router
-        # The namespace of all keys, if there is one that the caller may read, and may write.
-        self._maps = self._router.maps
         fixed = None if spaces.by_prefix else space
-        self._readable = fixed if fixed is not None and caller.may(Role.READ, fixed.name) else None
+        # Qualifies keys, if all are of one namespace, which the caller may read.
+        self.qualify = fixed.qualify if fixed is not None and caller.may(Role.READ, fixed.name) else None
+        # The namespace of all keys, if plain values can be put there by the caller.
         is_writable = fixed is not None and fixed.is_plain and caller.may(Role.WRITE, fixed.name)
         self._writable = fixed if is_writable else None
 
@@ -122,14 +122,6 @@ class Records:
 
     def get(self, key: bytes) -> bytes | None:
         """The value of a key."""
-        space = self._readable
-        # The hottest path: the right to read was looked at before, and nothing is written in this commit.
-        if space is not None and not self._held:
-            qualified = space.qualify(key)
-            try:
-                return self._maps.map.route(qualified).get(qualified)
-            except PartitionMoved:
-                return self._router.get(qualified, None)
         place = self.locate(key, Role.READ)
         if place.qualified in self._held:
             held = self._held[place.qualified]

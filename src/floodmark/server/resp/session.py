@@ -82,11 +82,6 @@ class Session:
         except NotAuthenticated:
             return
 
-    @property
-    def is_simple(self) -> bool:
-        """Whether a command runs as it comes: the client is known, and in no transaction."""
-        return self.queued is None and self.records is not None
-
     # Who it is
 
     def authenticate(self, token: str | None) -> None:

@@ -5,10 +5,10 @@ commit if it writes.  Both run in a transaction as well.  A command of a session
 server, and runs on the event loop, or in a worker thread if it may wait.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
 from typing import Any, Final, TypeAlias, TypeVar
 
 from floodmark.model.access import Role
@@ -27,6 +27,8 @@ Handler: TypeAlias = Callable[..., Any]
 Member = TypeVar("Member", bound=Handler)
 
 SAME: Final = "same as Redis"
+
+_log = logging.getLogger("floodmark.server")
 
 
 class Kind(StrEnum):
@@ -73,6 +75,17 @@ def describe(error: BaseException) -> Failure:
     return Failure(f"{code} {error}")
 
 
+def attempt(name: str, run: Callable[[], object]) -> object:
+    """The reply of a command, or the error reply for what it raises."""
+    try:
+        return run()
+    except (CommandError, FloodmarkError) as error:
+        return describe(error)
+    except Exception as error:
+        _log.exception("the command %s failed unexpectedly", name)
+        return describe(error)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Command:
     """One command.
@@ -93,11 +106,6 @@ class Command:
     audited: bool = False
     is_open: bool = False
     is_quick: bool = False
-
-    @cached_property
-    def is_read(self) -> bool:
-        """Whether it reads records, and no more."""
-        return self.kind is Kind.READ
 
     def fits(self, count: int) -> bool:
         """Whether a request may have so many arguments."""
