@@ -425,10 +425,13 @@ def may_run(session: Session, command: Command | None, request: Arguments) -> ob
         return unknown_command(request)
     if not command.fits(len(request)):
         session.is_spoiled = True
+        if command.name == "EXEC":
+            session.discard()
+            return Failure(f"EXECABORT Transaction discarded because of: {wrong_arity(command)[4:]}")
         return wrong_arity(command)
     if session.queued is None or command.is_quick:
         return None
-    if command.kind not in (Kind.READ, Kind.WRITE):
+    if command.kind not in (Kind.READ, Kind.WRITE) and not command.is_queued:
         session.is_spoiled = True
         return Failure(f"ERR {command.name} is not allowed in a transaction")
     if len(session.queued) >= RESP_ARGUMENTS_MAX:

@@ -95,6 +95,12 @@ class Group:
             del self.pending[entry]
         return len(found)
 
+    def hand_over(self, entries: Iterable[EntryId], consumer: bytes, *, delivers: bool = True) -> None:
+        """Let a consumer hold pending entries from now on; if it `delivers` them, that is counted."""
+        for entry in entries:
+            deliveries = self.pending[entry].deliveries + delivers
+            self.pending[entry] = Pending(consumer, monotonic_ms(), deliveries)
+
     def find(self, start: EntryId, end: EntryId, wanted: Callable[[Pending], bool]) -> list[EntryId]:
         """The ids of pending entries from one id to another, in order."""
         found = (entry for entry, held in self.pending.items() if start <= entry <= end and wanted(held))
@@ -238,12 +244,13 @@ def read_group(session: Session, arguments: Arguments) -> object:
 
     def read_own(found: Group, space: Space) -> list[Any]:
         entries = found.find(start, LAST, lambda held: held.consumer == consumer)[:count]
+        found.hand_over(entries, consumer)
         return _read_pending(session, space, entries)
 
     return reply(_use(session, stream, group, read_own))
 
 
-@TABLE.slow("XACK", -4, role=Role.WRITE)
+@TABLE.slow("XACK", -4, "differs: an unknown stream or group is an error", role=Role.WRITE)
 def acknowledge(session: Session, arguments: Arguments) -> object:
     entries = [parse_id(argument, 0) for argument in arguments[3:]]
     return _use(session, arguments[1], arguments[2], lambda group, _: group.acknowledge(entries))
@@ -293,14 +300,17 @@ def _summarise(group: Group) -> list[Any]:
 @TABLE.slow("XAUTOCLAIM", -6, "differs: knows the deliveries since the server was started", role=Role.WRITE)
 def claim(session: Session, arguments: Arguments) -> object:
     _, stream, group, consumer, idle, first = arguments[:6]
+    idle_ms = integer(idle, "ERR Invalid min-idle-time argument for XAUTOCLAIM")
+    start = FIRST if first == b"-" else parse_id(first, 0)
     options = [word(option) for option in arguments[6:]]
     only_ids = b"JUSTID" in options
     options = [option for option in options if option != b"JUSTID"]
     if options and (len(options) != 2 or options[0] != b"COUNT"):
         raise CommandError(SYNTAX)
-    count = max(1, min(integer(options[1]) if options else AUTOCLAIM_COUNT, PAGE_ROWS_MAX))
-    idle_ms = integer(idle, "ERR Invalid min-idle-time argument for XAUTOCLAIM")
-    start = FIRST if first == b"-" else parse_id(first, 0)
+    count = integer(options[1], "ERR COUNT must be > 0") if options else AUTOCLAIM_COUNT
+    if count < 1:
+        raise CommandError("ERR COUNT must be > 0")
+    count = min(count, PAGE_ROWS_MAX)
 
     def take(found: Group, space: Space) -> object:
         now_ms = monotonic_ms()
@@ -308,9 +318,7 @@ def claim(session: Session, arguments: Arguments) -> object:
         following = str(entries[count] if len(entries) > count else FIRST)
         entries = entries[:count]
         shown = [str(entry) for entry in entries] if only_ids else _read_pending(session, space, entries)
-        for entry in entries:
-            deliveries = found.pending[entry].deliveries
-            found.pending[entry] = Pending(consumer, now_ms, deliveries + (not only_ids))
+        found.hand_over(entries, consumer, delivers=not only_ids)
         return [following, shown, []]
 
     return _use(session, stream, group, take)

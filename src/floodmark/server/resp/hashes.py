@@ -82,7 +82,7 @@ def get_fields(records: Records, arguments: Arguments) -> object:
     return [_get(fields, name) for name in arguments[2:]]
 
 
-@TABLE.read("HGETALL", 2, FIELDS)
+@TABLE.read("HGETALL", 2, f"{FIELDS}; fields come in the order of their names")
 def get_all_fields(records: Records, arguments: Arguments) -> object:
     return {name.encode(): _show(value) for name, value in _find(records, arguments[1], Role.READ)[1].items()}
 

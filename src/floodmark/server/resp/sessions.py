@@ -101,20 +101,22 @@ def _authenticate(session: Session, user: bytes, token: bytes) -> None:
         ) from None
 
 
-@TABLE.session("PING", -1, is_open=False, is_quick=False)
+@TABLE.session("PING", -1, is_queued=True)
 def ping(session: Session, arguments: Arguments) -> object:
     if len(arguments) > 2:
         raise CommandError("ERR wrong number of arguments for 'ping' command")
     return arguments[1] if len(arguments) == 2 else PONG
 
 
-@TABLE.session("ECHO", 2)
+@TABLE.session("ECHO", 2, is_queued=True)
 def echo(session: Session, arguments: Arguments) -> object:
     return arguments[1]
 
 
 @TABLE.session(
-    "SELECT", 2, "differs: selects a namespace by its name; 0 is the default one (--resp-namespace)"
+    "SELECT",
+    2,
+    "differs: selects a namespace by its name, in no transaction; 0 is the default one (--resp-namespace)",
 )
 def select(session: Session, arguments: Arguments) -> object:
     session.select(text(arguments[1], "the name of a namespace"))
@@ -222,7 +224,7 @@ def _kill(session: Session, rest: Arguments) -> object:
 # The server
 
 
-@TABLE.session("TIME", 1)
+@TABLE.session("TIME", 1, is_queued=True)
 def time(session: Session, arguments: Arguments) -> object:
     now_ms = session.door.spaces.host.physical_ms()
     return [str(now_ms // 1000), str(now_ms % 1000 * 1000)]
@@ -356,14 +358,15 @@ def execute(session: Session, arguments: Arguments) -> object:
     def run(records: Records) -> object:
         if any(records.version(key) != version for key, version in watched.items()):
             return None
-        return [_run_one(records, each, request) for each, request in queued]
+        return [_run_one(session, records, each, request) for each, request in queued]
 
     return Batch(sorted(on), run)
 
 
-def _run_one(records: Records, command: Command, request: Arguments) -> object:
+def _run_one(session: Session, records: Records, command: Command, request: Arguments) -> object:
+    subject = session if command.is_queued else records
     try:
-        return records.attempt(lambda: command.handler(records, request))
+        return records.attempt(lambda: command.handler(subject, request))
     except Exception as error:
         return describe(error)
 
@@ -380,7 +383,7 @@ def watch(session: Session, arguments: Arguments) -> object:
     return OK
 
 
-@TABLE.session("UNWATCH", 1)
+@TABLE.session("UNWATCH", 1, is_queued=True)
 def unwatch(session: Session, arguments: Arguments) -> object:
     session.watched = {}
     return OK

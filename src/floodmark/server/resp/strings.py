@@ -1,6 +1,6 @@
 """Commands of values, counters and their times to live."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import ceil
 from typing import Final
 
@@ -8,7 +8,6 @@ from floodmark.model.access import Role
 from floodmark.model.limits import MIB, TTL_MAX
 from floodmark.server.resp.records import Held, Place, Records, require_plain
 from floodmark.server.resp.table import (
-    NOT_AN_INTEGER,
     SYNTAX,
     TABLE,
     WRONG_TYPE,
@@ -45,6 +44,9 @@ def expiry_of(option: bytes, argument: bytes, now_ms: int, command: str) -> int:
 
 
 EXPIRY_OPTIONS: Final = (b"EX", b"PX", b"EXAT", b"PXAT")
+# Options without a number, by what they tell.
+SET_OPTIONS: Final = {b"NX": b"IF", b"XX": b"IF", b"GET": b"GET", b"KEEPTTL": b"TTL"}
+GETEX_OPTIONS: Final = {b"PERSIST": b"TTL"}
 
 
 # Reads
@@ -113,29 +115,27 @@ def expire_time(records: Records, arguments: Arguments) -> object:
 # Writes
 
 
-class SetOptions:
-    """The options of SET."""
+class Options:
+    """The options of SET and GETEX, as Redis parses them: an option may come again, and numbers come last."""
 
-    def __init__(self, arguments: Arguments, now_ms: int) -> None:
-        self.expires_at: int | None = None
-        self.keeps = self.gets = False
-        self.condition = b""
+    def __init__(self, arguments: Arguments, others: Mapping[bytes, bytes]) -> None:
+        """`others` are the options without a number; of those with one value, only one may be given."""
+        self._expiry: tuple[bytes, bytes] | None = None
+        # One option of each kind.
+        self.given: dict[bytes, bytes] = {}
         rest: Iterator[bytes] = iter(arguments)
         for argument in rest:
             option = word(argument)
-            if option in (b"NX", b"XX") and self.condition in (b"", option):
-                self.condition = option
-            elif option == b"GET":
-                self.gets = True
-            elif option == b"KEEPTTL" and self.expires_at is None:
-                self.keeps = True
-            elif option in EXPIRY_OPTIONS and self.expires_at is None and not self.keeps:
-                number = next(rest, None)
-                if number is None:
-                    raise CommandError(SYNTAX)
-                self.expires_at = expiry_of(option, number, now_ms, "set")
-            else:
+            number = next(rest, None) if option in EXPIRY_OPTIONS else b""
+            kind = others.get(option, b"TTL" if option in EXPIRY_OPTIONS else None)
+            if number is None or kind is None or self.given.setdefault(kind, option) != option:
                 raise CommandError(SYNTAX)
+            if option in EXPIRY_OPTIONS:
+                self._expiry = option, number
+
+    def expires_at(self, now_ms: int, command: str) -> int | None:
+        """The second in which the value expires, if an option tells it."""
+        return None if self._expiry is None else expiry_of(*self._expiry, now_ms, command)
 
 
 @TABLE.write(
@@ -146,18 +146,21 @@ def set_value(records: Records, arguments: Arguments) -> object:
     if len(arguments) == 3:
         records.put_new(place, arguments[2])
         return OK
-    options = SetOptions(arguments[3:], records.now_ms())
+    options = Options(arguments[3:], SET_OPTIONS)
+    expires_at = options.expires_at(records.now_ms(), "set")
+    given = options.given
     held = records.find_at(place)
     before = None if held is None else held.value
-    if options.condition and (options.condition == b"XX") != (held is not None):
-        return before if options.gets else None
-    if options.keeps:
+    gets = b"GET" in given
+    if b"IF" in given and (given[b"IF"] == b"XX") != (held is not None):
+        return before if gets else None
+    if expires_at is not None:
+        records.put(place, arguments[2], expires_at)
+    elif b"TTL" in given:
         records.put(place, arguments[2], None if held is None else held.expires_at)
-    elif options.expires_at is not None:
-        records.put(place, arguments[2], options.expires_at)
     else:
         records.put_new(place, arguments[2])
-    return before if options.gets else OK
+    return before if gets else OK
 
 
 @TABLE.write("SETNX", 3)
@@ -239,18 +242,13 @@ def get_and_delete(records: Records, arguments: Arguments) -> object:
 @TABLE.write("GETEX", -2, SECONDS)
 def get_and_expire(records: Records, arguments: Arguments) -> object:
     place = records.locate(arguments[1], Role.WRITE)
-    options = [word(option) for option in arguments[2:3]]
+    options = Options(arguments[2:], GETEX_OPTIONS)
     held = records.find_at(place)
-    if not options:
-        return None if held is None else held.value
-    expires_at: int | None = None
-    if options[0] in EXPIRY_OPTIONS and len(arguments) == 4:
-        expires_at = expiry_of(options[0], arguments[3], records.now_ms(), "getex")
-    elif options[0] != b"PERSIST" or len(arguments) != 3:
-        raise CommandError(SYNTAX)
     if held is None:
         return None
-    _set_expiry(records, require_plain(place), held, expires_at)
+    expires_at = options.expires_at(records.now_ms(), "getex")
+    if options.given:
+        _set_expiry(records, require_plain(place), held, expires_at)
     return held.value
 
 
@@ -276,17 +274,21 @@ def _set_expiry(records: Records, place: Place, held: Held, expires_at: int | No
         records.put(place, held.value, expires_at)
 
 
-def _expire(records: Records, arguments: Arguments, at_ms: int) -> int:
-    command = arguments[0].decode().lower()
+def _expire(records: Records, arguments: Arguments, unit_ms: int, *, since_ms: int) -> int:
+    invalid = _invalid_expiry(arguments[0].decode().lower())
     place = require_plain(records.locate(arguments[1], Role.WRITE))
-    conditions = {word(option) for option in arguments[3:]}
-    if not conditions <= {b"NX", b"XX", b"GT", b"LT"}:
-        unknown = next(iter(conditions - {b"NX", b"XX", b"GT", b"LT"}))
-        raise CommandError(f"ERR Unsupported option {unknown.decode(errors='replace')[:64]}")
-    if (b"NX" in conditions and len(conditions) > 1) or {b"GT", b"LT"} <= conditions:
+    conditions = {word(option): option for option in reversed(arguments[3:])}
+    for option, given in reversed(conditions.items()):
+        if option not in (b"NX", b"XX", b"GT", b"LT"):
+            raise CommandError(f"ERR Unsupported option {given.decode(errors='replace')[:64]}")
+    if b"NX" in conditions and len(conditions) > 1:
         raise CommandError("ERR NX and XX, GT or LT options at the same time are not compatible")
-    if at_ms > records.now_ms() + _TTL_SECONDS_MAX * 1000:
-        raise _invalid_expiry(command)
+    if b"GT" in conditions and b"LT" in conditions:
+        raise CommandError("ERR GT and LT options at the same time are not compatible")
+    number, now_ms = integer(arguments[2]), records.now_ms()
+    at_ms = number * unit_ms + since_ms
+    if number * unit_ms < -(1 << 63) or at_ms > now_ms + _TTL_SECONDS_MAX * 1000:
+        raise invalid
     held = records.find_at(place)
     if held is None:
         return 0
@@ -298,7 +300,8 @@ def _expire(records: Records, arguments: Arguments, at_ms: int) -> int:
         or (b"LT" in conditions and present is not None and wanted >= present)
     ):
         return 0
-    _set_expiry(records, place, held, wanted)
+    # In the past it is deleted now, and not at the end of the second.
+    _set_expiry(records, place, held, wanted if at_ms > now_ms else 0)
     return 1
 
 
@@ -307,22 +310,22 @@ EXPIRES: Final = f"{SECONDS}. In namespaces of fields and counters it is refused
 
 @TABLE.write("EXPIRE", -3, EXPIRES)
 def expire(records: Records, arguments: Arguments) -> object:
-    return _expire(records, arguments, records.now_ms() + 1000 * integer(arguments[2]))
+    return _expire(records, arguments, 1000, since_ms=records.now_ms())
 
 
 @TABLE.write("PEXPIRE", -3, EXPIRES)
 def expire_ms(records: Records, arguments: Arguments) -> object:
-    return _expire(records, arguments, records.now_ms() + integer(arguments[2]))
+    return _expire(records, arguments, 1, since_ms=records.now_ms())
 
 
 @TABLE.write("EXPIREAT", -3, EXPIRES)
 def expire_at(records: Records, arguments: Arguments) -> object:
-    return _expire(records, arguments, 1000 * integer(arguments[2]))
+    return _expire(records, arguments, 1000, since_ms=0)
 
 
 @TABLE.write("PEXPIREAT", -3, EXPIRES)
 def expire_at_ms(records: Records, arguments: Arguments) -> object:
-    return _expire(records, arguments, integer(arguments[2]))
+    return _expire(records, arguments, 1, since_ms=0)
 
 
 @TABLE.write("PERSIST", 2)
@@ -380,7 +383,7 @@ def increment_by(records: Records, arguments: Arguments) -> object:
 def decrement_by(records: Records, arguments: Arguments) -> object:
     number = integer(arguments[2])
     if number == -(1 << 63):
-        raise CommandError(NOT_AN_INTEGER)
+        raise CommandError("ERR decrement would overflow")
     return _add(records, arguments[1], -number)
 
 

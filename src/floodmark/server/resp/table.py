@@ -50,6 +50,7 @@ class CommandError(Exception):
 
 SYNTAX: Final = "ERR syntax error"
 NOT_AN_INTEGER: Final = "ERR value is not an integer or out of range"
+SHOWN_BYTES_MAX: Final = 128
 WRONG_TYPE: Final = "WRONGTYPE Operation against a key holding the wrong kind of value"
 
 
@@ -94,6 +95,7 @@ class Command:
     role      the role that it needs: on the namespaces of its keys, or of its session
     keys      the first and the last argument that is a key, and the step between them; -1 is the last
     verdict   "same as Redis", "differs: …", "ours: …" or "refused: …"
+    is_queued whether a transaction may contain it though it is a command of the session
     """
 
     name: str
@@ -106,6 +108,7 @@ class Command:
     audited: bool = False
     is_open: bool = False
     is_quick: bool = False
+    is_queued: bool = False
 
     def fits(self, count: int) -> bool:
         """Whether a request may have so many arguments."""
@@ -181,10 +184,16 @@ TABLE: Final = CommandTable()
 
 
 def unknown_command(arguments: Arguments) -> Failure:
-    """The error for a command that is not in the table, as Redis words it."""
-    shown = "".join(f"'{argument[:128].decode(errors='replace')}' " for argument in arguments[1:9])
-    name = arguments[0][:128].decode(errors="replace")
-    return Failure(f"ERR unknown command '{name}', with args beginning with: {shown}")
+    """The error for a command that is not in the table, as Redis words it: an argument ends at a NUL."""
+    shown = b""
+    for argument in arguments[1:]:
+        if len(shown) >= SHOWN_BYTES_MAX:
+            break
+        shown += b"'%b' " % argument.partition(b"\0")[0][: SHOWN_BYTES_MAX - len(shown)]
+    name = arguments[0].partition(b"\0")[0][:SHOWN_BYTES_MAX].decode(errors="replace")
+    return Failure(
+        f"ERR unknown command '{name}', with args beginning with: {shown.decode(errors='replace')}"
+    )
 
 
 def wrong_arity(command: Command) -> Failure:
