@@ -5,12 +5,13 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.nodes import NodeCluster, node_cluster
+from tests.nodes import LOOPBACK, NodeCluster, node_cluster
 
 from floodmark.host.balancing import halving_key, plan_moves
 from floodmark.host.nodes import rebalance
 from floodmark.host.ports import Balance
 from floodmark.model.errors import InvalidOption, PartitionNotFound
+from floodmark.server import serve
 from floodmark.site import Site
 
 KEYS = [b"key-%02d" % number for number in range(16)]
@@ -56,6 +57,23 @@ def test_a_move_to_a_node_that_cannot_serve_is_refused(site: Site) -> None:
         site.host.node_port.move(partition, 9)
     with pytest.raises(PartitionNotFound):
         site.host.node_port.move(999_999, 2)
+
+
+def test_a_node_is_listed_with_its_url_when_partitions_can_be_moved_to_it(
+    cluster: NodeCluster, site: Site
+) -> None:
+    administration, partition = site.host.node_port, site.partitions()[-1].id
+    cluster.start(4, listens=False)
+    cluster.tick()
+    cluster.servers[4] = serve(cluster.sites[4], LOOPBACK)
+    # The keeper has not seen the beat that tells it.
+    assert administration.nodes()[3].url == ""
+    with pytest.raises(InvalidOption, match="node 4"):
+        administration.move(partition, 4)
+    cluster.tick()
+    assert administration.nodes()[3].url == cluster.servers[4].url
+    moved = administration.move(partition, 4)
+    assert owners(site)[4] == [moved]
 
 
 def test_rebalance_evens_out_the_number_of_partitions(site: Site) -> None:

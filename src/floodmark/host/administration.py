@@ -121,8 +121,10 @@ class NodeAdministration(LocalPort):
     def nodes(self) -> list[NodeStatistics]:
         self._node.refresh()
         engine, keeper = self._shared.engine, load_keeper(self._shared.engine)
-        living = {self._shared.number, *self._shared.membership.living()}
-        drained = drained_nodes(engine)
+        seen = self._shared.membership.living()
+        living, drained = {self._shared.number, *seen}, drained_nodes(engine)
+        # As this node has seen them: it moves partitions by them.
+        beats = {**load_beats(engine), **seen}
         return [
             NodeStatistics(
                 node=node,
@@ -137,7 +139,7 @@ class NodeAdministration(LocalPort):
                 ceiling=load_number(engine, numbered(CEILING, node)),
                 partitions=[row.id for row in self._node.rows if row.node == node],
             )
-            for node, beat in sorted(load_beats(engine).items())
+            for node, beat in sorted(beats.items())
         ]
 
     def move(self, partition: int, node: int) -> int:
