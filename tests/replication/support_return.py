@@ -133,7 +133,9 @@ class World:
             {namespace: self.records(name, namespace) for namespace in POLICIES},
             {
                 namespace: BackupFacts(
-                    host.replication.watermark(namespace, version) | {IDS[name]: version}, horizons[namespace]
+                    host.replication.watermark(namespace, version) | {IDS[name]: version},
+                    horizons[namespace],
+                    self.topology.incarnations(),
                 )
                 for namespace in POLICIES
             },

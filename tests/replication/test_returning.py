@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.replication.support_links import embedded
-from tests.replication.support_return import IDS, POLICIES, CutOff, World
+from tests.replication.support_return import IDS, POLICIES, Backup, CutOff, World
 
 from floodmark.codec.values import decode_value, encode_value
 from floodmark.engine import MemoryEngine
@@ -327,23 +327,49 @@ def test_backup_from_before_another_site_joined_brings_a_site_back(world: World)
     assert sum(link.intervals_wrong for link in links) == 0
 
 
-def test_backup_from_before_a_peer_was_restored_is_refused(world: World) -> None:
-    """It may hold writes that the peer has lost, and no link takes them to the others."""
-    backup = world.backup("oslo")
-    world.link_all()
-    world.write("rome", "told to oslo")
-    world.link("rome", "oslo")
+def lose_twice(world: World) -> tuple[Backup, Backup]:
+    """Oslo comes back from a backup, without a write that a later backup holds."""
+    good = world.backup("oslo")
+    world.write("oslo", "lost")
     tainted = world.backup("oslo")
-    world.open("rome")
-    world.change("rome", incarnation=2)
+    bring_back(world, "oslo", good)
+    world.write("oslo", "again")
+    for _ in range(2):
+        world.link_all()
+    return tainted, world.backup("rome")
+
+
+def bring_back(world: World, name: str, backup: Backup) -> None:
+    world.open(name)
+    world.change(name, incarnation=world.topology.sites[name].incarnation + 1)
     for namespace in POLICIES:
-        world.restore("rome", backup, namespace)
-    assert world["rome"].host.membership.finish_rejoining() == []
-    world.open("oslo")
-    world.change("oslo", incarnation=2)
-    with pytest.raises(VersionCollected, match="is from before 'rome' was restored"):
-        world.restore("oslo", tainted, "users")
-    world.restore("oslo", world.backup("rome"), "users")
+        world.restore(name, backup, namespace)
+    assert world[name].host.membership.finish_rejoining() == []
+
+
+@pytest.mark.parametrize("lost", ["oslo", "rome"])
+def test_backup_from_before_a_site_was_restored_is_refused(world: World, lost: str) -> None:
+    """It may hold writes that the site has lost, and no link takes them to the others."""
+    tainted, good = lose_twice(world)
+    with pytest.raises(VersionCollected, match="is from before 'oslo' was restored as incarnation 2"):
+        bring_back(world, lost, tainted)
+    for namespace in POLICIES:
+        world.restore(lost, good, namespace)
+    assert world[lost].host.membership.finish_rejoining() == []
+    for _ in range(2):
+        world.link_all()
+    world.require_equal()
+
+
+def test_new_site_refuses_a_backup_from_before_a_site_was_restored(world: World) -> None:
+    tainted, good = lose_twice(world)
+    world.change("lund")
+    world.open("lund")
+    with pytest.raises(VersionCollected, match="is from before 'oslo' was restored"):
+        world.join("lund", tainted)
+    world.join("lund", good)
+    world.link_all()
+    world.require_equal()
 
 
 def test_backup_from_before_deletions_that_others_have_forgotten_is_refused(world: World) -> None:

@@ -1,8 +1,9 @@
 """A small random model of the rule that refuses a backup: sites join, forget, are lost and come back.
 
 Versions are a counter, a link copies a source's log from a position, and collection removes tombstones that
-every member has.  The rule is the real one (`why_too_old`).  With it all sites end equal; without a part of
-it some histories do not; and a rule that takes a missing entry for 0 refuses backups that lack nothing.
+every member has.  The rules are the real ones (`why_too_old`, `find_restored`).  With them all sites end
+equal; without a part of them some histories do not; and a rule that takes a missing entry for 0 refuses
+backups that lack nothing.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import pytest
 
-from floodmark.links.returning import PeerFacts, why_too_old
+from floodmark.links.returning import PeerFacts, find_restored, why_too_old
 
 HISTORIES = 1_000
 # A canary ends with the first history that finds its fault.
@@ -22,6 +23,7 @@ KEYS = "ab"
 
 Stamp: TypeAlias = tuple[int, int]
 Rule: TypeAlias = Callable[[Mapping[int, int], set[int], Mapping[str, PeerFacts]], str | None]
+FindRestored: TypeAlias = Callable[[Mapping[int, int], Mapping[int, int]], int | None]
 
 
 class Record(NamedTuple):
@@ -64,7 +66,7 @@ class ModelSite:
 
     def facts(self, watermark: Mapping[int, int]) -> PeerFacts:
         start = self.start(watermark.get(self.id, 0))
-        return PeerFacts(self.id, self.horizon, self.collected, start, is_restored=self.life > 1)
+        return PeerFacts(self.id, self.horizon, self.collected, start)
 
 
 class Backup(NamedTuple):
@@ -79,9 +81,10 @@ class Backup(NamedTuple):
 class ModelWorld:
     """Two sites, and a third that joins."""
 
-    def __init__(self, random: Random, rule: Rule) -> None:
+    def __init__(self, random: Random, rule: Rule, find_restored: FindRestored) -> None:
         self._random = random
         self._rule = rule
+        self._find_restored = find_restored
         self._now = 1
         self.sites = {number: ModelSite(number, began=1) for number in (1, 2)}
         self._backups: list[Backup] = []
@@ -167,8 +170,8 @@ class ModelWorld:
         if not self._backups:
             return
         backup, lost = self._random.choice(self._backups), self._any()
-        if backup.lives.get(lost.id, lost.life) < lost.life:
-            # From before the site's last return: it may hold writes that were lost then.
+        present = {number: site.life for number, site in self.sites.items()}
+        if self._find_restored(backup.lives, present) is not None:
             return
         peers = {number: site for number, site in self.sites.items() if number != lost.id}
         facts = {str(number): site.facts(backup.watermark) for number, site in peers.items()}
@@ -200,8 +203,8 @@ class ModelWorld:
         return all(each == live[0] for each in live)
 
 
-def run_history(seed: int, rule: Rule) -> ModelWorld:
-    world = ModelWorld(Random(seed), rule)
+def run_history(seed: int, rule: Rule, find_restored: FindRestored = find_restored) -> ModelWorld:
+    world = ModelWorld(Random(seed), rule, find_restored)
     world.run()
     return world
 
@@ -230,19 +233,22 @@ def believing(**believed: Callable[[PeerFacts], Any]) -> Rule:
     [
         pytest.param(believing(collected_horizon=lambda _: 0), id="collected deletions do not matter"),
         pytest.param(believing(oldest_version=lambda _: 0, start=lambda _: 0), id="nor collected changes"),
-        pytest.param(believing(is_restored=lambda _: False), id="nor that a peer was restored"),
     ],
 )
 def test_each_part_of_the_rule_is_needed(rule: Rule) -> None:
     assert not all(run_history(seed, rule).is_equal() for seed in range(HISTORIES_MAX))
 
 
+def test_backup_from_before_a_site_was_restored_must_be_refused() -> None:
+    def forget(_: Mapping[int, int], __: Mapping[int, int]) -> None:
+        return None
+
+    assert not all(run_history(seed, why_too_old, forget).is_equal() for seed in range(HISTORIES_MAX))
+
+
 def test_missing_entry_that_counts_as_nothing_refuses_backups_that_lack_nothing() -> None:
     def rule(watermark: Mapping[int, int], sources: set[int], peers: Mapping[str, PeerFacts]) -> str | None:
-        older = {
-            name: peer._replace(start=watermark.get(peer.site, 0), is_restored=True)
-            for name, peer in peers.items()
-        }
+        older = {name: peer._replace(start=watermark.get(peer.site, 0)) for name, peer in peers.items()}
         return why_too_old(watermark, sources, older)
 
     refused = [sum(run_history(seed, each).refused for seed in range(100)) for each in (rule, why_too_old)]

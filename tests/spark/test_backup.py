@@ -31,9 +31,11 @@ from floodmark.model.errors import (
     InvalidOption,
     NamespaceNotFound,
     NotAllowed,
+    Rejoining,
     Unreachable,
     VersionCollected,
 )
+from floodmark.replication.topology import MemberSite, SharedNamespace, Topology
 from floodmark.site import Namespace, Site
 from floodmark.site.address import SiteAddress
 from floodmark.spark.jobs.backups.backup import PLAN, backup, find_position, list_backups
@@ -477,3 +479,19 @@ def test_two_sites_do_not_share_a_directory(
     rome.site.create_namespace("users")
     with pytest.raises(InvalidArgument, match="of site 'oslo'"):
         backup(address_of(rome.url), "users", str(target), spark=spark)
+
+
+def test_a_backup_names_incarnations_and_a_site_that_is_half_way_back_makes_none(
+    serve_site: ServeSite, spark: SparkSession, target: Path
+) -> None:
+    oslo = serve_site("oslo")
+    sites = {"oslo": MemberSite(id=oslo.site.id, incarnation=2), "rome": MemberSite(id=200)}
+    oslo.site.set_topology(Topology(epoch=1, sites=sites, namespaces={"users": SharedNamespace()}))
+    with pytest.raises(Rejoining, match="takes no part before it has its data back"):
+        backup(address_of(oslo.url), "users", str(target), spark=spark)
+    membership = oslo.site.host.membership
+    membership.declare_loaded("users")
+    membership.adopt_watermark("users", {oslo.site.id: 1}, 0)
+    assert membership.finish_rejoining() == []
+    backup(address_of(oslo.url), "users", str(target), spark=spark)
+    assert [each.incarnations for each in list_backups(str(target))] == [{oslo.site.id: 2, 200: 1}]

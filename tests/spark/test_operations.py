@@ -146,7 +146,7 @@ class Machines:
         def write(portion: Portion) -> None:
             snapshot.copy(here, LoadStream(True), portion.take)
 
-        facts = BackupFacts({**watermark, IDS[other]: snapshot.version}, 0)
+        facts = BackupFacts({**watermark, IDS[other]: snapshot.version}, 0, {})
         join_namespace(here, "users", facts, write)
         snapshot.release()
 

@@ -12,7 +12,7 @@ site that joins from a backup of another has no earlier incarnation.
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 import pyarrow.compute
@@ -32,10 +32,11 @@ from floodmark.site.site import Site
 
 
 class BackupFacts(NamedTuple):
-    """The watermark and the collected horizon of a backup of a namespace."""
+    """The watermark and collected horizon of a backup of a namespace, and the sites' incarnations then."""
 
     watermark: Mapping[int, Version]
     collected_horizon: Version
+    incarnations: Mapping[int, int]
 
 
 class Portion(NamedTuple):
@@ -57,7 +58,8 @@ class Portion(NamedTuple):
 # Writes a portion of all records of a backup, and returns when they are durable.
 WritePortion = Callable[[Portion], object]
 
-_NOBODY = 0
+_NOBODY: Final = 0
+_INSTEAD: Final = "use a newer backup, also of another site, or with --rejoin a peer's state (--from-peers)"
 
 
 class PeerReturn(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,7 +149,7 @@ def return_from_peers(
             command = LoadStream(True) if portion.load else ApplyStream(True)
             records += snapshot.copy(site.host, command, portion.take)
 
-        facts = BackupFacts(watermark, found.collected_horizon)
+        facts = BackupFacts(watermark, found.collected_horizon, topology.incarnations())
         copied = return_namespace(site.host, peers, namespace, facts, write)
         missing = finish_return(site.host, others, topology)
         snapshot.release()
@@ -246,7 +248,15 @@ class PeerFacts(NamedTuple):
     collected_horizon: Version
     oldest_version: Version
     start: Version | None
-    is_restored: bool
+
+
+def find_restored(backup: Mapping[int, int], present: Mapping[int, int]) -> int | None:
+    """A site that was restored since a backup was made, from the incarnations then and now; or None.
+
+    Such a backup may hold writes that the site has lost, and that no link takes to the others.  Nor can its
+    watermark be compared with the site's log, which holds writes of the earlier incarnation at new versions.
+    """
+    return next((site for site, number in present.items() if backup.get(site, 1) < number), None)
 
 
 def why_too_old(
@@ -254,11 +264,10 @@ def why_too_old(
 ) -> str | None:
     """Why a site cannot be rebuilt from a backup with a watermark; None if it can.
 
-    A source without an entry in the watermark wrote nothing up to the version where its log starts.  But the
-    log of a restored source holds writes of its earlier incarnation, whose stamps are older; and a backup
-    from before it was restored may hold writes that it has lost.
+    No source was restored since the backup was made (`find_restored`): one without an entry in the watermark
+    wrote nothing up to the version where its log starts.
     """
-    began = {peer.site: peer.start or 0 for peer in peers.values() if not peer.is_restored}
+    began = {peer.site: peer.start or 0 for peer in peers.values()}
     complete = min(watermark.get(source) or began.get(source, 0) for source in sources)
     for name, peer in peers.items():
         known = watermark.get(peer.site, 0)
@@ -272,8 +281,6 @@ def why_too_old(
                 f"has the changes of {name!r} up to {_show(known)}, and {name!r} has collected changes up to "
                 f"{_show(peer.oldest_version)}"
             )
-        if peer.is_restored and peer.start is not None and 0 < known < peer.start:
-            return f"is from before {name!r} was restored at {_show(peer.start)}, and may hold what it lost"
     return None
 
 
@@ -289,8 +296,7 @@ def prepare_return(
     problem = why_too_old(watermark, _sources(site, namespace), found)
     if problem is not None:
         raise VersionCollected(
-            f"the backup of {namespace!r} {problem}; restore a newer backup, also of another site, or the "
-            "present state of a peer with --from-peers",
+            f"the backup of {namespace!r} {problem}; {_INSTEAD}",
             namespace=namespace,
         )
     positions = [_position(peer, namespace, site.identity.site_id) for peer in peers.values()]
@@ -302,25 +308,37 @@ def prepare_return(
 
 def _ask_peer(peer: Host, namespace: str, watermark: Mapping[int, Version]) -> PeerFacts:
     statistics = next(each for each in peer.status.statistics().namespaces if each.name == namespace)
-    identity, topology = peer.identity, peer.membership.topology()
+    site = peer.identity.site_id
     start: Version | None = None
     with suppress(VersionCollected):
-        start = peer.membership.shared_since(namespace, watermark.get(identity.site_id, 0))
+        start = peer.membership.shared_since(namespace, watermark.get(site, 0))
     return PeerFacts(
-        site=identity.site_id,
+        site=site,
         collected_horizon=statistics.collected_horizon,
         oldest_version=statistics.oldest_version,
         start=start,
-        is_restored=topology is not None and topology.sites[identity.site].incarnation > 1,
     )
 
 
 def _require_complete(site: Host, namespace: str, backup: BackupFacts) -> None:
-    """Refuse a backup that garbage collection overtook while it was made.
+    """Refuse a backup from before a site was restored, and one that garbage collection overtook.
 
-    It lacks deletions that are newer than its changes of some site.  Older writes of that site are still to
-    come, and would bring deleted keys back.
+    The latter lacks deletions that are newer than its changes of some site.  Older writes of that site are
+    still to come, and would bring deleted keys back.
     """
+    topology = site.membership.topology()
+    assert topology is not None, "a site without a topology neither joins nor returns"
+    present = topology.incarnations()
+    # A site that returns now may use a backup of the incarnation that it has lost.
+    present[site.identity.site_id] -= site.status.replication().rejoining
+    restored = find_restored(backup.incarnations, present)
+    if restored is not None:
+        name = next(name for name, member in topology.sites.items() if member.id == restored)
+        raise VersionCollected(
+            f"the backup of {namespace!r} is from before {name!r} was restored as incarnation "
+            f"{present[restored]}, and may hold changes that were lost then; {_INSTEAD}",
+            namespace=namespace,
+        )
     sources = _sources(site, namespace) - {site.identity.site_id}
     entries = [at for source, at in backup.watermark.items() if source in sources]
     lowest = min(entries, default=backup.collected_horizon)

@@ -138,6 +138,10 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         named = self.namespaces[namespace].sources if members else None
         return members if named is None else {name: members[name] for name in named}
 
+    def incarnations(self) -> dict[int, int]:
+        """The incarnation of each site, by its id."""
+        return {site.id: site.incarnation for site in self.sites.values()}
+
     def shared_by(self, site: str) -> list[str]:
         """The namespaces in which a site takes part, by name."""
         return sorted(name for name in self.namespaces if site in self.active_members(name))

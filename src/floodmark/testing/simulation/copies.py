@@ -87,6 +87,8 @@ def keep_for(name: str, holder: DistantMember, others: Sequence[DistantMember]) 
 
 def take_copy(holder: DistantMember) -> SiteCopy:
     """Copy a site as of now."""
+    topology = holder.membership.topology()
+    incarnations = {} if topology is None else topology.incarnations()
     version = holder.versions.read_version()
     site_id = holder.identity.site_id
     records = {namespace: _read(holder, namespace, version) for namespace in NAMESPACES}
@@ -94,7 +96,7 @@ def take_copy(holder: DistantMember) -> SiteCopy:
     # Last: what was forgotten while the records were read is missing in them.
     horizons = {each.name: each.collected_horizon for each in holder.status.statistics().namespaces}
     facts = {
-        namespace: BackupFacts({**watermark, site_id: version}, horizons[namespace])
+        namespace: BackupFacts({**watermark, site_id: version}, horizons[namespace], incarnations)
         for namespace, watermark in watermarks.items()
     }
     return SiteCopy(holder.identity.site, records, facts)

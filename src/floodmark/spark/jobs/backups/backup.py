@@ -193,6 +193,10 @@ def _begin(job: _Job, kind: PartKind) -> Plan:
     since = 0 if is_full else _newest_version(job.target)
 
     def choose() -> Plan:
+        # Raises Rejoining: a site that is half-way back lacks records, and its watermark does not say so.
+        job.site.host.replication.links()
+        # Before the version, so that a site that is restored meanwhile counts as restored later.
+        topology = job.site.topology()
         version, watermark = find_position(job.site, job.namespace)
         plan_id = uuid4().hex
         return Plan(
@@ -204,6 +208,7 @@ def _begin(job: _Job, kind: PartKind) -> Plan:
             since=since,
             version=version,
             watermark=watermark,
+            incarnations={} if topology is None else topology.incarnations(),
             safe_point=f"spark/backup-{plan_id}",
         )
 

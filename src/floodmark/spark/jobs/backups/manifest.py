@@ -74,7 +74,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a backup that was begun.
 
     After a restore, a reader of the site's changes goes on from `version`.  `watermark` names per site the
-    changes that are in.
+    changes that are in, and `incarnations` counts the restores of each site that shares anything with it.
     """
 
     format: int = FORMAT
@@ -86,6 +86,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     since: Version
     version: Version
     watermark: dict[int, Version]
+    # Not in the manifests of earlier releases, which count as made before any restore.
+    incarnations: dict[int, int] = {}
     safe_point: str
 
     @property

@@ -406,5 +406,5 @@ def _rebuild(restoration: Restoration) -> tuple[BackupFacts, Callable[[Portion],
     restoration.site.host.namespaces.update_namespace(
         restoration.namespace.name, NamespaceUpdate(ttl=settings.ttl, retention=settings.retention)
     )
-    facts = BackupFacts(newest.watermark, newest.collected_horizon)
+    facts = BackupFacts(newest.watermark, newest.collected_horizon, newest.incarnations)
     return facts, lambda portion: written.append(restoration.write(portion)), written
