@@ -142,6 +142,8 @@ def _describe_lag(links: Sequence[LinkSummary]) -> str:
     most = max((link.lag_ms_p99 for link in moved if link.lag_ms_p99 is not None), default=None)
     if half is None or most is None:
         return ""
+    if half == most:
+        return f"; arrived within {show_lag(most)} of the write"
     return f"; half of them arrived within {show_lag(half)} of their write, 99 % within {show_lag(most)}"
 
 
