@@ -112,9 +112,9 @@ def test_scan_prints_a_line_a_key(directory: Path) -> None:
     ("options", "keys"),
     [
         (["--prefix", "a"], ["ada", "alan"]),
-        (["--start", "alan"], ["alan", "grace"]),
-        (["--end", "alan"], ["ada"]),
-        (["--start", "b", "--end", "c"], []),
+        (["--start-key", "alan"], ["alan", "grace"]),
+        (["--end-key", "alan"], ["ada"]),
+        (["--start-key", "b", "--end-key", "c"], []),
         (["--reverse"], ["grace", "alan", "ada"]),
         (["--reverse", "--limit", "1"], ["grace"]),
         (["--limit", "0"], []),

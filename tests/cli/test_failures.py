@@ -1,5 +1,6 @@
 """Every failure ends in one line, a hint and the right exit code; and none leaves a trace."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,10 +65,13 @@ def all_errors(kind: type[errors.FloodmarkError]) -> Iterator[type[errors.Floodm
 )
 def test_a_site_that_is_missing_is_not_made(arguments: list[str], tmp_path: Path) -> None:
     outcome = run(*on(tmp_path / "olso", arguments), "--json")
-    assert (outcome.code, outcome.output) == (69, b"")
-    message, hint = outcome.errors.splitlines()
-    assert message == f"error: there is no site in {tmp_path / 'olso'}"
-    assert hint.startswith("  try: ")
+    assert (outcome.code, outcome.output) == (66, b"")
+    assert json.loads(outcome.errors) == {
+        "error": f"there is no site in {tmp_path / 'olso'}",
+        "kind": "NotASite",
+        "hint": "check the path, or make a site with floodmark init",
+        "exit_code": 66,
+    }
     assert not list(tmp_path.iterdir())
 
 
@@ -81,8 +85,8 @@ def test_a_site_that_is_open_elsewhere_is_unreachable(shared: Path) -> None:
 
 def test_a_file_or_an_empty_directory_is_no_site(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert run("status", tmp_path / "file").code == 69
-    assert run("status", tmp_path).code == 69
+    assert run("status", tmp_path / "file").code == 66
+    assert run("status", tmp_path).code == 66
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
@@ -209,7 +213,7 @@ def test_an_interruption_is_quiet(directory: Path, monkeypatch: pytest.MonkeyPat
         (["put", "DIR", "users", "ada", "x", "--ttl", "soon"], "is not a duration"),
         (["put", "DIR", "users", "ada", "x", "--ttl", "0s"], "must be positive"),
         (["scan", "DIR", "users", "--limit", "-1"], "--limit"),
-        (["scan", "DIR", "users", "--start", "b", "--end", "a"], "lies behind end"),
+        (["scan", "DIR", "users", "--start-key", "b", "--end-key", "a"], "lies behind end"),
         (["changes", "DIR", "--since", "9", "--until", "3"], "lies before since"),
         (["changes", "DIR", "--since", "yesterday"], "beginning or now"),
         (["get", "http://oslo:7100", "users", "ada"], "looks like grpc://host:port"),
@@ -254,3 +258,44 @@ def test_a_value_that_is_too_large_is_refused_whole(directory: Path) -> None:
     assert outcome.code == 64
     assert "at most 1,048,576" in outcome.errors
     assert run("get", directory, "users", "ada").text == "countess\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "new"),
+    [
+        (["scan", "DIR", "users", "--start", "a"], "--start-key"),
+        (["scan", "DIR", "users", "--end", "a"], "--end-key"),
+        (["init", "DIR", "--site-id", "1"], "--id"),
+        (["export", "DIR", "users", "table", "--follow"], "--once"),
+        (["replicate", "DIR", "DIR", "--checkpoint", "state"], "the target stores the position"),
+    ],
+)
+def test_an_option_that_was_renamed_is_refused_and_the_new_one_named(
+    words: list[str], new: str, directory: Path
+) -> None:
+    outcome = run(*on(directory, words))
+    assert outcome.code == 64
+    assert "is no longer an option" in outcome.errors
+    assert new in outcome.errors.splitlines()[0]
+
+
+def test_an_address_without_a_scheme_is_answered_with_its_url() -> None:
+    for address in ("127.0.0.1:7100", "oslo.example:7100", "[::1]:7100"):
+        outcome = run("get", address, "users", "ada")
+        assert outcome.code == 66
+        assert f"try: its URL, grpc://{address}" in outcome.errors
+
+
+def test_a_file_that_does_not_exist_is_no_input(tmp_path: Path) -> None:
+    assert run("replicate", "--topology", tmp_path / "none.toml", "--once").code == 66
+
+
+def test_errors_are_json_where_results_are(directory: Path) -> None:
+    missing = json.loads(run("get", directory, "nobody", "ada", "--json").errors)
+    assert (missing["kind"], missing["exit_code"]) == ("NamespaceNotFound", 1)
+    assert missing["hint"].startswith("floodmark namespace list")
+    usage = json.loads(run("get", directory, "--json").errors)
+    assert (usage["kind"], usage["exit_code"]) == ("Usage", 64)
+    traced = json.loads(run("--debug", "get", directory, "nobody", "ada", "--json").errors)
+    assert "Traceback" in traced["trace"]
+    assert run("put", directory, "nobody", "--", "ada", "--json").errors.startswith("error: no namespace")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.cli.support import run
+from tests.cli.support import run, run_process
 from typer.core import TyperGroup
 from typer.main import get_command
 
@@ -155,6 +155,28 @@ def test_overview_explains_the_rules(arguments: list[str]) -> None:
         "grpc+tls://",
     ):
         assert words in outcome.text
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_help_shows_names_of_arguments_and_no_types(path: tuple[str, ...]) -> None:
+    text = run(*path, "--help").text
+    usage, arguments = text.splitlines()[0], text.partition("Arguments:")[2].partition("Options:")[0]
+    assert not re.search("[{}<>]", usage + arguments), text
+
+
+def test_help_is_a_command_too() -> None:
+    assert run("help").text == run("--help").text
+    assert run("help", "feed", "run").text == run("feed", "run", "--help").text
+
+
+def test_the_shell_completes_commands_and_options() -> None:
+    def complete(line: str) -> list[str]:
+        asked = {"_FLOODMARK_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": line}
+        return re.findall(r'"([^":]+)', run_process(**asked).text)
+
+    assert {"namespace", "node"} == set(complete("floodmark n")) & set(PLACES)
+    assert "--since" in complete("floodmark changes --si")
+    assert "create" in complete("floodmark namespace cr")
 
 
 @pytest.mark.parametrize("path", ["get", "scan", "changes"])

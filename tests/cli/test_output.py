@@ -127,7 +127,7 @@ def test_texts_of_others_steer_no_terminal(capsys: pytest.CaptureFixture[str]) -
     printer.fields([("description", STEERING + "\nstate  fine")])
     printer.table(["feed", "error"], [("copy", STEERING + "\nother  fine")])
     note(STEERING)
-    report(InvalidArgument(STEERING), debug=False)
+    report(InvalidArgument(STEERING), debug=False, json=False)
     printed = capsys.readouterr()
     for text in (printed.out, printed.err):
         assert all(line.isprintable() for line in text.split("\n"))

@@ -25,10 +25,10 @@ def test_init_makes_a_site_and_leaves_one_that_is_there(tmp_path: Path) -> None:
 
 
 def test_init_takes_a_name_and_an_id(tmp_path: Path) -> None:
-    made = run("init", tmp_path / "x", "--site", "bergen", "--site-id", "7")
+    made = run("init", tmp_path / "x", "--site", "bergen", "--id", "7")
     assert made.text.startswith("made site bergen with id 7 in ")
     assert run("init", tmp_path / "x", "--site", "oslo").code == 64
-    assert run("init", tmp_path / "y", "--site-id", "256").code == 64
+    assert run("init", tmp_path / "y", "--id", "256").code == 64
 
 
 def test_init_refuses_a_directory_with_other_files(tmp_path: Path) -> None:
@@ -108,4 +108,6 @@ def test_version_names_all_that_a_report_needs() -> None:
     versions = {"floodmark": version("floodmark"), "format": 3, "python": platform.python_version()}
     assert run("version", "--json").json == versions
     assert run("version").text.startswith(f"floodmark {versions['floodmark']} (format 3, Python ")
-    assert run("--version").text == run("version").text
+    assert run("--version").text == f"floodmark {version('floodmark')}\n"
+    assert run("--debug", "--version").text == run("--version").text
+    assert run("version").text.startswith(run("--version").text.strip())

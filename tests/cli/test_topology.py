@@ -79,7 +79,7 @@ def test_wrong_file_is_told_and_changes_nothing(empty: Path) -> None:
     outcome = run("topology", "set", empty, file)
     assert outcome.code == 64
     assert f"{file} cannot be used: sites 'oslo' and 'rome' both have id" in " ".join(outcome.errors.split())
-    assert run("topology", "set", empty, file.with_name("missing.toml")).code == 64
+    assert run("topology", "set", empty, file.with_name("missing.toml")).code == 66
     assert run("topology", "show", empty).code == 1
 
 

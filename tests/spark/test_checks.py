@@ -238,7 +238,7 @@ def test_an_export_names_what_went_astray_and_keeps_it(
 def test_command_says_by_its_exit_code_that_something_went_astray(
     served: Served, users: Namespace, tmp_path: Path
 ) -> None:
-    command = ["export", served.url, "users", str(tmp_path / "table")]
+    command = ["export", served.url, "users", str(tmp_path / "table"), "--once"]
     served.site.heartbeat()
     users.put(LOST, b"x")
     served.site.heartbeat()

@@ -79,9 +79,9 @@ def test_a_site_is_copied_to_a_server(oslo: Path, serve_site: ServeSite, runner:
 
 def test_changes_come_into_a_table_each_once(oslo: Path, tmp_path: Path) -> None:
     table = tmp_path / "lake"
-    first = run("export", oslo, "users", table, "--json")
+    first = run("export", oslo, "users", table, "--once", "--json")
     assert (first.code, first.json["rows"]) == (0, 301), first.errors
-    assert run("export", oslo, "users", table, "--json").json["rows"] == 0
+    assert run("export", oslo, "users", table, "--once", "--json").json["rows"] == 0
     assert DeltaTable(str(table)).to_pyarrow_table().num_rows == 301
 
 

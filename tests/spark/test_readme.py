@@ -52,7 +52,7 @@ def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machin
     monkeypatch.chdir(tmp_path)
     machines = Machines(tmp_path)
     for name in ("oslo", "rome"):
-        run("init", tmp_path / "data" / name, "--site", name, "--site-id", str(IDS[name]))
+        run("init", tmp_path / "data" / name, "--site", name, "--id", str(IDS[name]))
         machines.serve(name)
     yield machines
     machines.end()

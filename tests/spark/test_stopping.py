@@ -82,7 +82,7 @@ def test_watch_ends_with_what_the_last_pass_said(world: World) -> None:
 
 def test_export_that_follows_ends_in_order_and_tells_what_it_has_done(world: World, tmp_path: Path) -> None:
     table = tmp_path / "table"
-    command = ["export", world.urls[0], "users", str(table), "--format", "parquet", "--follow", "--json"]
+    command = ["export", world.urls[0], "users", str(table), "--format", "parquet", "--json"]
     with running(*command) as process:
         wait_until(lambda: any(table.rglob("*.parquet")), "nothing was exported")
         process.send_signal(signal.SIGINT)

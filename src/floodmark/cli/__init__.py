@@ -1,5 +1,5 @@
 """The `floodmark` command."""
 
-from floodmark.cli.main import main
+from floodmark.cli.start import main
 
 __all__ = ["main"]

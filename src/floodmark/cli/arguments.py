@@ -9,10 +9,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from datetime import timedelta
+from functools import partial
 from inspect import Parameter, Signature, getdoc, signature
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
+from typer.core import TyperArgument, TyperCommand
 
 from floodmark.cli.opening import open_site
 from floodmark.cli.render.output import Output
@@ -87,6 +89,12 @@ Directory = Annotated[str, "DIRECTORY", "The site's directory; where a site is m
 Location = Annotated[
     str, "SITE", "The site: its directory, or its server's URL, such as grpc://127.0.0.1:7100."
 ]
+SiteId = Annotated[
+    int | None,
+    "NUMBER",
+    "An id from 1 to 255 that no other site has; without it, one that follows from the name.",
+    {"min": 1, "max": 255},
+]
 OpenSite = Annotated["Site", "opened for the call, from the argument SITE"]
 NamespaceName = Annotated[str, "NAMESPACE", "The namespace's name."]
 Key = Annotated[bytes, "KEY", f"The key: {BYTES_HELP}"]
@@ -131,6 +139,18 @@ def given(**options: Any) -> dict[str, Any]:
 _SAMPLES: Final = {"SITE": "data/oslo", "DIRECTORY": "data/oslo", "NAMESPACE": "users", "KEY": "ada"}
 
 
+class PlainCommand(TyperCommand):
+    """A command whose help names arguments by their metavars alone: `SITE`, where Typer writes `{SITE}`."""
+
+    def __init__(self, *given: Any, **attributes: Any) -> None:
+        super().__init__(*given, **attributes)
+        for parameter in self.params:
+            if isinstance(parameter, TyperArgument):
+                name = parameter.metavar if parameter.required else f"[{parameter.metavar}]"
+                shown = {"display_type_rich": lambda **_: None, "_usage_display_name": partial(str, name)}
+                vars(parameter).update(shown)
+
+
 class Commands(typer.Typer):
     """A group of commands, such as `feed …`; `sample` is a NAME in its examples."""
 
@@ -151,7 +171,7 @@ class Commands(typer.Typer):
                 text += f"\n\nExample:\n  {' '.join(['floodmark', *self._path, word, *samples])}"
             # Examples keep their lines.
             text = text.replace("\n\nExample", "\n\n\b\nExample")
-            super(Commands, self).command(word, help=text, **more)(adapted)
+            super(Commands, self).command(word, cls=PlainCommand, help=text, **more)(adapted)
             return function
 
         return add

@@ -4,13 +4,15 @@
 1    a finding: a check failed, or something was not found
 2    unknown: a write of unknown outcome, or a version that was collected
 64   usage: the command or its arguments are wrong
-69   unreachable: the site does not exist, is in use, does not answer, or its storage fails; try again
+66   no input: a path does not exist, or holds no site
+69   unreachable: the site is in use, does not answer, or its storage fails; try again
 70   a bug in Floodmark
 77   not allowed
 130  interrupted with Ctrl-C
 143  a job on Spark that SIGTERM ended
 """
 
+import json as json_module
 import re
 import sys
 import traceback
@@ -29,10 +31,21 @@ DONE: Final = 0
 FINDING: Final = 1
 UNKNOWN: Final = 2
 USAGE: Final = 64
+NO_INPUT: Final = 66
 UNREACHABLE: Final = 69
 BUG: Final = 70
 NOT_ALLOWED: Final = 77
 INTERRUPTED: Final = 130
+
+
+# Options that earlier releases had, and what to use instead.
+_RENAMED: Final = {
+    "--checkpoint": "the target stores the position; leave the option out",
+    "--end": "--end-key",
+    "--follow": "export, replicate and feed run go on until Ctrl-C; --once ends them at the present",
+    "--site-id": "--id",
+    "--start": "--start-key",
+}
 
 
 class Usage(typer.TyperException):
@@ -41,6 +54,10 @@ class Usage(typer.TyperException):
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
         self.hint = hint
+
+
+class NoInput(Usage):
+    """A file or directory on the command line that does not exist."""
 
 
 _BY_CODE: Final[dict[int, tuple[type[BaseException], ...]]] = {
@@ -55,6 +72,7 @@ _BY_CODE: Final[dict[int, tuple[type[BaseException], ...]]] = {
         *(errors.InvalidArgument, errors.WrongPolicy, errors.LimitExceeded, errors.SiteMismatch),
         *(errors.InvalidConfiguration, typer.TyperException),
     ),
+    NO_INPUT: (NoInput, FileNotFoundError),
     # With a WireMismatch the command may be right: one of the two installations has to change.
     UNREACHABLE: (errors.Retryable, errors.ClockSkew, errors.CannotOpen, errors.WireMismatch, OSError),
     NOT_ALLOWED: (errors.NotAllowed, errors.Fenced, PermissionError),
@@ -122,14 +140,23 @@ def exit_code(error: BaseException) -> int:
     """
     if isinstance(error.__cause__, PermissionError):
         return NOT_ALLOWED
+    if isinstance(error, errors.NotASite) and error.details.get("missing"):
+        return NO_INPUT
     return next(EXIT_CODES[kind] for kind in type(error).__mro__ if kind in EXIT_CODES)
 
 
-def report(error: Exception, *, debug: bool) -> int:
-    """Print the message and a hint to stderr; the exit code."""
+def report(error: Exception, *, debug: bool, json: bool) -> int:
+    """Print the message and a hint to stderr, as one JSON object if that is asked for; the exit code."""
     code = exit_code(error)
     message, hint = _words(error, code)
     console = console_on(sys.stderr)
+    if json:
+        kind = "Usage" if isinstance(error, typer.TyperException) else type(error).__name__
+        shown = {"error": " ".join(message.split()), "kind": kind, "hint": hint or None, "exit_code": code}
+        if debug:
+            shown["trace"] = "".join(traceback.format_exception(error))
+        sys.stderr.write(json_module.dumps(shown) + "\n")
+        return code
     console.print(Text.assemble(("error: ", "bold red"), show_text(" ".join(message.split()))))
     if hint:
         console.print(Text(f"  try: {show_text(hint)}", style="dim"))
@@ -172,6 +199,8 @@ def _say_usage(error: typer.TyperException) -> tuple[str, str]:
     context = getattr(error, "ctx", None)
     command = "floodmark" if context is None else context.command_path
     option = getattr(error, "option_name", None)
+    if option in _RENAMED and message.startswith("No such option"):
+        return f"{option} is no longer an option: {_RENAMED[option]}", f"{command} --help"
     if option in _BEFORE_THE_COMMAND:
         return f"{option} stands before the command", f"floodmark {option} … {command.partition(' ')[2]} …"
     return message[:1].lower() + message[1:], f"{command} --help"

@@ -7,12 +7,14 @@ from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from io import TextIOWrapper
+from itertools import takewhile
 from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
-from typer.main import get_group
+from typer.main import get_command, get_group
 
+from floodmark import __version__
 from floodmark.cli.arguments import Commands, adapt
 from floodmark.cli.failures import DONE, INTERRUPTED, report
 from floodmark.cli.opening import ConnectionOptions, connection_options, owns_process, show_trace
@@ -33,15 +35,19 @@ Example:
   floodmark get grpc://127.0.0.1:7100 users ada
 
 Keys and values are UTF-8 text, or hexadecimal behind 0x: 0x00ff. They are printed in the same form.
-Durations are 90s, 30m, 24h, 7d. Every command has --json, and --help with examples.
+Durations are 90s, 30m, 24h, 7d. Every command has --json, which holds for errors too, and --help with
+examples; `floodmark help COMMAND` shows the same. --install-completion lets the shell complete commands.
 
 Options about servers stand before the command. A token is never one of them, because others can read the
 command line: put it into a file, and name the file.
 
-Exit codes: 0 done; 1 not found, or a check failed; 2 could not tell; 64 usage; 69 unreachable, try
-again; 70 a bug in Floodmark; 77 not allowed; 130 interrupted; 143 a job on Spark was ended by SIGTERM.
+Exit codes: 0 done; 1 not found, or a check failed; 2 could not tell; 64 usage; 66 no such path, or no
+site in it; 69 unreachable, try again; 70 a bug in Floodmark; 77 not allowed; 130 interrupted; 143 a job on
+Spark was ended by SIGTERM.
 """
 
+
+COMPLETION: Final = "_FLOODMARK_COMPLETE"
 
 # Where each command, or group of commands, is defined, and its line in the help, in this order.
 COMMANDS: Final = {
@@ -113,7 +119,6 @@ app = typer.Typer(
     cls=LazyGroup,
     help=HELP,
     rich_markup_mode=None,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
@@ -124,10 +129,10 @@ def root(
     *,
     debug: Annotated[bool, "Show where an error came from. Also FLOODMARK_DEBUG=1."] = False,
     connection: ConnectionOptions,
-    version: Annotated[bool, "Print the version, as `floodmark version` does."] = False,
+    version: Annotated[bool, "Print the version; `floodmark version` tells more."] = False,
 ) -> None:
     if version:
-        _build("version").callback(json=False)
+        print(f"floodmark {__version__}")
         raise typer.Exit
     if debug:
         show_trace.set(True)
@@ -144,8 +149,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _replace_closed_streams()
     owns_process.set(arguments is None)
     show_trace.set(os.environ.get("FLOODMARK_DEBUG", "") not in ("", "0"))
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        code = _run(sys.argv[1:] if arguments is None else arguments)
+        code = _run(words)
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader has what it wanted, as in `| head`.
@@ -154,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except Exception as error:
-        code = report(error, debug=show_trace.get())
+        code = report(error, debug=show_trace.get(), json="--json" in takewhile("--".__ne__, words))
         _flush_or_discard()
     return code
 
@@ -162,7 +168,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str]) -> int:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    command = get_group(app)
+    command = get_command(app)
+    if COMPLETION in os.environ:
+        # The shell asks for words that complete the line; Typer answers, and ends the process.
+        command.main(prog_name="floodmark")
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
     try:
         with command.make_context("floodmark", list(arguments)) as context:
             command.invoke(context)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import floodmark
-from floodmark.cli.failures import Usage
+from floodmark.cli.failures import NoInput, Usage
 from floodmark.cli.render.text import json_bytes, show_bytes
 from floodmark.model.errors import NotASite
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from floodmark import Site
 
 SITE_FILE: Final = "floodmark.json"
+_HOST_AND_PORT: Final = re.compile(r"([\w.-]+|\[[0-9A-Fa-f:.]+\]):\d+")
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -102,6 +103,8 @@ def holds_site(directory: Path) -> bool:
 def require_site(location: str) -> Path:
     """The directory of an existing site."""
     directory = require_directory(location)
+    if not directory.exists() and _HOST_AND_PORT.fullmatch(location):
+        raise NoInput(f"there is no directory {location}; is it a server?", f"its URL, grpc://{location}")
     if not holds_site(directory):
         raise NotASite(f"there is no site in {directory}", path=str(directory), missing=True)
     return directory

@@ -52,6 +52,7 @@ def read_beginning(text: str) -> Since | ChangePlace:
 
 OnCorruptOption = Annotated[
     OnCorrupt | None,
+    "fail|report|skip",
     "At a damaged change: fail, leave it out and report that, or skip it.  The keys are listed.",
 ]
 

@@ -31,7 +31,6 @@ from floodmark.site.address import SiteAddress
 PROCESS: Final = "process"
 SPARK: Final = "spark"
 _TOPOLOGY_ALONE: Final = "--topology names the sites and their namespaces"
-_NO_CHECKPOINT: Final = "--checkpoint is no longer used: the target stores the position; leave the option out"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +55,10 @@ def replicate(
     own: TargetOptions,
     spark: SparkChoice,
     source: Annotated[
-        str | None, typer.Argument(metavar="[SOURCE", help="A site: its directory, or its server's URL.")
+        str | None, typer.Argument(metavar="SOURCE", help="A site: its directory, or its server's URL.")
     ] = None,
     target: Annotated[
-        str | None, typer.Argument(metavar="TARGET]", help="Another site, which gets the changes of SOURCE.")
+        str | None, typer.Argument(metavar="TARGET", help="Another site, which gets the changes of SOURCE.")
     ] = None,
     topology: Annotated[Path | None, "FILE", "The sites and the namespaces they share, in TOML."] = None,
     namespace: Annotated[list[str] | None, "NAMESPACE", "May be given several times; all by default."] = None,
@@ -69,7 +68,6 @@ def replicate(
         "spark|process",
         "Run links on Spark, or in this process (the default with --once, and without Spark).",
     ] = None,
-    checkpoint: Annotated[str | None, "DIRECTORY", _NO_CHECKPOINT, {"hidden": True}] = None,
 ) -> None:
     """Replicate between sites, in all directions or in one.
 
@@ -87,8 +85,6 @@ def replicate(
     """
     chosen = _choose_runner(runner, spark, once=once)
     own_options = own.connection()
-    if checkpoint is not None:
-        raise Usage(_NO_CHECKPOINT, "floodmark replicate SOURCE TARGET")
     if topology is not None:
         if source or target or namespace or own_options:
             raise Usage(_TOPOLOGY_ALONE, "floodmark replicate --topology FILE [--once]")
@@ -191,9 +187,7 @@ def export(
     spark: SparkChoice,
     format: Annotated[str, "delta|parquet", "The kind of table."] = "delta",
     view: Annotated[str, "history|current", "Every change a row, or one row for every live key."] = "history",
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on as changes come, until Ctrl-C.")
-    ] = False,
+    once: Annotated[bool, "End when all present changes have arrived."] = False,
     until: Annotated[Version | None, "VERSION|TIME", "Only what came up to this."] = None,
     at_heartbeats: Annotated[
         bool, "End each step at a heartbeat, so that several exports can be cut at one point in time."
@@ -201,12 +195,12 @@ def export(
 ) -> None:
     """Bring changes into a Delta or Parquet table.
 
-    Each change exactly once: the same command goes on where the last one ended, also after a
-    crash.
+    Runs until Ctrl-C, or up to --until. Each change exactly once: the same command goes on where
+    the last one ended, also after a crash.
 
     Examples:
-      floodmark export data/oslo users lake/users
-      floodmark export grpc://127.0.0.1:7100 users lake/users_now --view current --follow
+      floodmark export data/oslo users lake/users --once
+      floodmark export grpc://127.0.0.1:7100 users lake/users_now --view current
     """
     for name, given, words in (
         ("--format", format, ("delta", "parquet")),
@@ -216,9 +210,7 @@ def export(
             raise Usage(f"{name} is {' or '.join(words)}, not {given!r:.60}", "floodmark export --help")
     options: dict[str, object] = {"until": until, "at_heartbeats": at_heartbeats}
     with reach(location) as (source,), spark_job(spark, "export", in_order=True) as job:
-        summary = job.run(
-            "export", source, namespace, target, format=format, view=view, once=not follow, **options
-        )
+        summary = job.run("export", source, namespace, target, format=format, view=view, once=once, **options)
     output.report(summary)
     if summary.wrong:
         raise typer.Exit(FINDING)

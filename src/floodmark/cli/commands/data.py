@@ -2,11 +2,11 @@
 
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from floodmark.cli.arguments import BYTES_HELP, AtOption, Key, NamespaceName, OpenSite, Ttl, parse
+from floodmark.cli.arguments import BYTES_HELP, AtOption, Key, KeyOptions, NamespaceName, OpenSite, Ttl, parse
 from floodmark.cli.failures import FINDING
 from floodmark.cli.render.output import Output, note
 from floodmark.cli.render.progress import counted
@@ -151,9 +151,7 @@ def scan(
     site: OpenSite,
     output: Output,
     namespace: NamespaceName,
-    start: Annotated[bytes | None, "KEY", "The first key, inclusive."] = None,
-    end: Annotated[bytes | None, "KEY", "The last key, exclusive."] = None,
-    prefix: Annotated[bytes | None, "KEY", "Only keys that start with this."] = None,
+    keys: KeyOptions,
     limit: Annotated[int | None, "ROWS", "At most so many keys.", {"min": 0}] = None,
     reverse: Annotated[bool, "From the last key to the first."] = False,
     at: AtOption = None,
@@ -164,11 +162,12 @@ def scan(
 
     Examples:
       floodmark scan data/oslo users --prefix a --limit 10
-      floodmark scan data/oslo users --start a --end m --reverse
+      floodmark scan data/oslo users --start-key a --end-key m --reverse
       floodmark scan data/oslo users --at 2026-01-31T12:00:00Z --json > users.jsonl
     """
     records = site.namespace(namespace)
-    rows = records.scan(start or b"", end, prefix=prefix, limit=limit, reverse=reverse, at=at)
+    options: Any = {"prefix": keys.prefix, "limit": limit, "reverse": reverse, "at": at}
+    rows = records.scan(keys.start_key or b"", keys.end_key, **options)
     for key, value in counted(rows, "keys read"):
         if output.json:
             output.object({**json_bytes("key", key), **json_bytes("value", value)})

@@ -8,7 +8,7 @@ from threading import Event, Thread
 from typing import Annotated, Any, Final, cast
 
 import floodmark
-from floodmark.cli.arguments import InsecureMetrics, ServedSite
+from floodmark.cli.arguments import InsecureMetrics, ServedSite, SiteId
 from floodmark.cli.failures import Usage
 from floodmark.cli.opening import require_directory, require_site
 from floodmark.cli.render.output import Output
@@ -69,6 +69,10 @@ class NodeOptions:
         Path | None, "FILE", "Verifies the other nodes; without it, this node's own certificate does."
     ] = None
 
+    def given(self) -> dict[str, Any]:
+        """The options of a server."""
+        return {"advertise": self.advertise, "tls_root": self.tls_root}
+
 
 @dataclass(frozen=True, kw_only=True)
 class RespOptions:
@@ -101,6 +105,7 @@ def serve(
     nodes: NodeOptions,
     resp: RespOptions,
     site: Annotated[str | None, "NAME", "The site's name; it is made if the directory is empty."] = None,
+    id: SiteId = None,
     listen: Annotated[str, "HOST:PORT", "Where to listen; port 0 takes any that is free."] = "127.0.0.1:7100",
     metrics: Annotated[
         str | None, "HOST:PORT", "Where to serve /metrics, /healthz and /readyz over HTTP."
@@ -133,11 +138,9 @@ def serve(
     options = ServerOptions(
         metrics_listen=metrics,
         **resp.given(listen),
-        advertise=nodes.advertise,
-        tls_root=nodes.tls_root,
+        **nodes.given(),
         **vars(protection),
     )
-    output.flushes = True
     path = _find_site(directory, site, nodes)
     stopping = Event()
     undo_logging = configure_logging(level=log_level)
@@ -147,6 +150,7 @@ def serve(
             floodmark.open(
                 path,
                 site=site,
+                site_id=id,
                 durability=cast(Durability, durability),
                 log_retention=log_retention,
                 node=nodes.node,
@@ -197,6 +201,7 @@ def _rebalance(site: floodmark.Site, stopping: Event) -> None:
 
 
 def _announce(output: Output, site: floodmark.Site, server: Server) -> None:
+    output.flushes = True
     metrics = server.metrics_address
     _log.info("serving site %s on %s", site.name, server.url)
     resp = server.resp_address

@@ -4,7 +4,7 @@ import platform
 from typing import Annotated
 
 import floodmark
-from floodmark.cli.arguments import Directory, OpenSite
+from floodmark.cli.arguments import Directory, OpenSite, SiteId
 from floodmark.cli.opening import holds_site, location_fields, require_directory, show_location
 from floodmark.cli.render.output import Output
 from floodmark.cli.render.progress import progress
@@ -16,12 +16,7 @@ def init(
     directory: Directory,
     output: Output,
     site: Annotated[str | None, "NAME", "The site's name; without it, the directory's."] = None,
-    site_id: Annotated[
-        int | None,
-        "NUMBER",
-        "An id that no other site has; without it, one that follows from the name.",
-        {"min": 1, "max": 255},
-    ] = None,
+    id: SiteId = None,
 ) -> None:
     """Make a site.  Only this and `serve` make one, so that a mistyped path is noticed.
 
@@ -32,7 +27,7 @@ def init(
     """
     path = require_directory(directory)
     created = not holds_site(path)
-    with floodmark.open(path, site=site, site_id=site_id, background=False) as made:
+    with floodmark.open(path, site=site, site_id=id, background=False) as made:
         name, number = made.name, made.id
     state = "made" if created else "already there:"
     output.result(

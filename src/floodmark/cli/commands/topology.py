@@ -10,7 +10,7 @@ import typer
 
 import floodmark
 from floodmark.cli.arguments import Commands, OpenSite
-from floodmark.cli.failures import FINDING, Usage
+from floodmark.cli.failures import FINDING, NoInput, Usage
 from floodmark.cli.opening import connect
 from floodmark.cli.render.output import Output, note
 from floodmark.cli.render.progress import tracked
@@ -112,6 +112,8 @@ def read_topology(file: Path) -> Topology:
     """The topology in a file."""
     try:
         text = file.read_bytes()
+    except FileNotFoundError as error:
+        raise NoInput(f"{file} does not exist", "floodmark topology --help") from error
     except OSError as error:
         raise Usage(f"{file} cannot be read: {error.strerror}", "floodmark topology --help") from error
     return parse_topology(text, str(file))

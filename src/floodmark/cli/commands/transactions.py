@@ -114,7 +114,9 @@ def batch_log(
     site: OpenSite,
     output: Output,
     options: BatchOptions,
-    log: Annotated[LogKind | None, "Which kind of log; --status shows both if not said."] = None,
+    log: Annotated[
+        LogKind | None, "coordinator|pending-ack", "Which kind of log; --status shows both if not said."
+    ] = None,
     status: Annotated[bool, "Show each log, and whether batched entries are left in it."] = False,
 ) -> None:
     """Write many records of transactions at once, or each alone.
