@@ -50,7 +50,11 @@ class NodeCluster:
         )
         self.sites[number] = site
         if listens:
-            self.servers[number] = serve(site, LOOPBACK, ServerOptions(metrics_listen=LOOPBACK))
+            self.servers[number] = serve(
+                site,
+                LOOPBACK,
+                ServerOptions(metrics_listen=LOOPBACK, resp_listen=LOOPBACK, resp_namespace="users"),
+            )
         return site
 
     def host(self, number: int) -> NodeHost:

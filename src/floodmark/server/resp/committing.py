@@ -28,7 +28,7 @@ from floodmark.partition.committer import commit_together
 from floodmark.partition.deciding import Decided
 from floodmark.partition.node import Node
 from floodmark.partition.partition import SETTLES_MAX, LocalPartition, plan_put
-from floodmark.server.resp.session import Session
+from floodmark.server.resp.session import Batch, Session
 from floodmark.server.resp.table import Arguments, Handler, attempt, describe
 from floodmark.wire.resp import Failure
 
@@ -68,7 +68,7 @@ class Job:
     on: Sequence[bytes]
 
     def __init__(
-        self, connection: Writer, name: str, handler: Handler, request: Arguments, started: float
+        self, connection: Writer, name: str, handler: Handler, request: Arguments | Batch, started: float
     ) -> None:
         self.connection = connection
         self.name = name
@@ -125,8 +125,12 @@ class Step(Decided):
 class Committing:
     """Leads the rounds of all connections."""
 
-    def __init__(self, node: Node, loop: asyncio.AbstractEventLoop, work: Callable[..., object]) -> None:
-        self.node = node
+    def __init__(
+        self, find_node: Callable[[], Node], loop: asyncio.AbstractEventLoop, work: Callable[..., object]
+    ) -> None:
+        self._find_node = find_node
+        # Runs a job at another node if that owns its keys.
+        self.forward: Callable[[Job, Sequence[bytes]], bool] = lambda *_: False
         self._loop = loop
         self._work = work
         self._gathered: list[Job] = []
@@ -138,6 +142,11 @@ class Committing:
         self._inbox: SimpleQueue[list[Job] | None] = SimpleQueue()
         self._thread = Thread(target=self._run, name="floodmark-resp-commit", daemon=True)
         self._thread.start()
+
+    @property
+    def node(self) -> Node:
+        """The node that commits; one of several has another after it was fenced."""
+        return self._find_node()
 
     def submit(self, job: Job) -> None:
         """Add a job to the next round.  For the event loop."""
@@ -181,11 +190,12 @@ class Committing:
     def _commit(self, jobs: Sequence[Job]) -> None:
         commits: list[Commit] = []
         try:
-            commits += plan_puts(self.node, jobs)
+            node = self.node
+            commits += plan_puts(node, jobs)
             commits += [job.commit for job in jobs if isinstance(job.commit, Step)]
             if commits:
-                self.node.require_open()
-                commit_together(self.node.committer, commits)
+                node.require_open()
+                commit_together(node.committer, commits)
         except FloodmarkError as error:
             for commit in commits:
                 commit.error = commit.error or error
@@ -233,6 +243,8 @@ class Committing:
         on = (job.key,) if job.value is not None else job.on
         job.value = None
         for _ in range(SETTLES_MAX):
+            if self.forward(job, on):
+                return
             step = job.decide_on(self.node, on, is_alone=True)
             self._commit([job])
             if not job.is_blocked:

@@ -45,6 +45,8 @@ from floodmark.wire.resp import OK, QUEUED, Failure, RequestParser, encode_reply
 
 # Poll interval of a request that waits for changes; it reads only if something was committed since.
 LOOK_SECONDS: Final = 0.02
+# Other nodes do not tell that they have committed: a request then reads so often.
+LOOK_MS: Final = 100
 # Answers that wait for the end of the turn.
 FLUSH_BYTES: Final = 64 * KIB
 # A read of more keys runs in a worker thread.
@@ -108,7 +110,9 @@ class Connection(asyncio.Protocol):
         self._qualify: Callable[[bytes], bytes] | None = None
         # Whether such a GET was not answered yet.
         self.has_gets = False
-        self._reads_wait = door.spaces.host.node.engine.limits.reads_wait
+        node = door.spaces.host.node
+        # A read may go to another node.
+        self._reads_wait = node.engine.limits.reads_wait or node.number > 0
         # Writes that were not answered yet, and those of them that are decided in their round: what follows
         # these must be, too.
         self._pending = self._decided = 0
@@ -321,7 +325,7 @@ class Connection(asyncio.Protocol):
             waits = command.kind is Kind.SLOW
         if waits:
             self._is_waiting = True
-            self._commits = self._door.committing.node.committer.counters.commits
+            self._commits = self._activity()
             self._door.work(self._run_slow, command, run, started)
             return True
         was_known = session.caller is not None
@@ -329,8 +333,8 @@ class Connection(asyncio.Protocol):
         if not was_known and session.caller is not None:
             self.widen()
         if isinstance(reply, Batch):
-            batch = reply
-            self._decide(Job(self, "EXEC", lambda records, _: batch.run(records), request, started), batch.on)
+            job = Job(self, "EXEC", lambda records, batch: batch.run(records), reply, started)
+            self._decide(job, reply.on)
         else:
             self._tell(command, reply, started)
         return True
@@ -359,12 +363,17 @@ class Connection(asyncio.Protocol):
         if is_late or self.session.is_leaving:
             self._end_slow(command, None, started)
             return
-        commits = self._door.committing.node.committer.counters.commits
+        commits = self._activity()
         if commits == self._commits:
             self._door.call_later(LOOK_SECONDS, partial(self._look_later, command, later, started))
             return
         self._commits = commits
         self._door.work(self._run_slow, command, lambda: later.read() or later, started)
+
+    def _activity(self) -> int:
+        """A number that changes when something may have been committed."""
+        node = self._door.committing.node
+        return monotonic_ms() // LOOK_MS if node.number else node.committer.counters.commits
 
     # Writes
 

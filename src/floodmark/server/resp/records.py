@@ -6,9 +6,10 @@ from typing import NamedTuple
 from floodmark.codec.values import encode_value
 from floodmark.engine import Row
 from floodmark.host.embedded import EmbeddedHost
+from floodmark.host.nodes import NodeHost
 from floodmark.merge.policies import COUNTER, FIELDS
 from floodmark.model.access import Role
-from floodmark.model.errors import InvalidConfiguration
+from floodmark.model.errors import NamespaceNotFound
 from floodmark.model.version import Version
 from floodmark.partition.deciding import newest_version
 from floodmark.server.access import Caller
@@ -40,18 +41,25 @@ class Spaces:
         self.site = site
         self.default = default
         self.by_prefix = by_prefix
-        host = site.host
-        if not isinstance(host, EmbeddedHost) or host.node.number:
-            raise InvalidConfiguration(
-                "RESP is served by a site in one process; a site of several nodes is reached over Flight"
-            )
-        self.host = host
         self._known: dict[str, Space] = {}
+
+    @property
+    def host(self) -> EmbeddedHost:
+        """What serves the site in this process now."""
+        host = self.site.host
+        found = host.current if isinstance(host, NodeHost) else host
+        assert isinstance(found, EmbeddedHost)
+        return found
 
     def find(self, name: str) -> Space:
         """The namespace of a name; NamespaceNotFound if there is none."""
-        row, space = self.host.catalog.get(name), self._known.get(name)
-        if space is None or space.namespace.id != row.id:
+        space = self._known.get(name)
+        try:
+            number = self.host.catalog.get(name).id
+        except NamespaceNotFound:
+            # Another node may have created it.
+            number = self.site.namespace(name).id
+        if space is None or space.namespace.id != number:
             space = self._known[name] = Space(self.site.namespace(name))
         return space
 
