@@ -50,11 +50,7 @@ class NodeCluster:
         )
         self.sites[number] = site
         if listens:
-            self.servers[number] = serve(
-                site,
-                LOOPBACK,
-                ServerOptions(metrics_listen=LOOPBACK, resp_listen=LOOPBACK, resp_namespace="users"),
-            )
+            self.servers[number] = serve(site, LOOPBACK, ServerOptions(metrics_listen=LOOPBACK))
         return site
 
     def host(self, number: int) -> NodeHost:

@@ -149,7 +149,7 @@ def raw_client(server: Server) -> Any:
 
 
 def raw_options(
-    *, wire: str | None = str(WIRE_VERSION), token: str | None = None, timeout: float = 20.0
+    *, wire: str | None = str(WIRE_VERSION), token: str | None = None, timeout: float = 20.0, **more: Any
 ) -> Any:
     """The headers of a request, made by hand."""
     headers = []
@@ -157,7 +157,7 @@ def raw_options(
         headers.append((WIRE_HEADER.encode(), wire.encode()))
     if token is not None:
         headers.append((TOKEN_HEADER.encode(), (TOKEN_SCHEME + token).encode()))
-    return flight.FlightCallOptions(headers=headers, timeout=timeout)
+    return flight.FlightCallOptions(headers=headers, timeout=timeout, **more)
 
 
 def cut_everything(server: Server) -> int:
@@ -169,9 +169,5 @@ def cut_everything(server: Server) -> int:
 
 
 def cut_streams(server: Server) -> int:
-    """Cut the connections of streams that wait for their client; how many.  Channels are spared."""
-    watchdog = server.service.watchdog
-    with watchdog._lock:
-        activities = list(watchdog._activities)
-    waiting = [each for each in activities if each.away_since_ms is not None and not each.patience_ms]
-    return cut_connections({activity.peer for activity in waiting})
+    """Cut the connections of streams that wait for their client; how many."""
+    return server.service.watchdog.cut_waiting()

@@ -16,7 +16,7 @@ from floodmark.model.actions import declared
 from floodmark.model.errors import NotKeeper, PartitionMoved
 from floodmark.model.partition import Owners, PartitionMap
 from floodmark.routing import Router
-from floodmark.server import Server, serve
+from floodmark.server import Server, ServerOptions, serve
 from floodmark.site import Site
 from floodmark.wire.address import parse_address
 
@@ -25,6 +25,8 @@ _PORTS: Final = {port.attribute: port.protocol for port in PORTS}
 _CATALOG: Final = ("find_namespace", "list_namespaces")
 
 CALLS_BEFORE_TAKEOVER: Final = 3
+# The proxy leads to one port, which carries all calls.
+FLIGHT: Final = ServerOptions(resp_listen=None)
 
 
 class MovedPartition:
@@ -168,7 +170,7 @@ def two_nodes() -> Iterator[TestNodes]:
         nodes = TestNodes(site)
         for number in (1, 2):
             view: Any = NodeView(nodes, number)
-            nodes.servers[number] = stack.enter_context(serve(Site(view, durable=True), LOOPBACK))
+            nodes.servers[number] = stack.enter_context(serve(Site(view, durable=True), LOOPBACK, FLIGHT))
             nodes.urls[number] = nodes.servers[number].url
         nodes.proxy = DyingProxy(nodes.servers[1].address.port, on_cut=nodes.die)
         stack.callback(nodes.proxy.close)

@@ -2,7 +2,7 @@
 
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from random import Random
 from typing import Any
 
@@ -11,6 +11,7 @@ import pyarrow
 import pytest
 from pyarrow import flight
 from tests.server.support import connected, raw_client, raw_options, serving
+from tests.waiting import HANG_SECONDS
 
 from floodmark.model.errors import FloodmarkError, InvalidArgument, LimitExceeded, WireMismatch
 from floodmark.model.limits import COMMIT_BYTES_MAX, MIB
@@ -19,9 +20,10 @@ from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangesRequest
 from floodmark.server import Server
 from floodmark.wire import messages
-from floodmark.wire.channels import CHANNEL_COMMAND, encode_call
 from floodmark.wire.columns import PAIRS, encode_rows
 from floodmark.wire.errors import decode_error
+from floodmark.wire.lines import Line
+from floodmark.wire.resp import call_head, encode_call
 
 KEY = b"\x00\x00\x01ada"
 # What a fuzzer would have to be lucky to find: values at the edges of what is meant.
@@ -96,25 +98,17 @@ def test_every_action_survives_every_body(server: Server) -> None:
             act(client, name, body)
 
 
-@pytest.mark.slow
-def test_every_action_survives_every_body_on_a_channel(server: Server) -> None:
+def test_every_call_over_resp_survives_every_body(server: Server) -> None:
     chance = Random(2)
-    descriptor = flight.FlightDescriptor.for_command(CHANNEL_COMMAND)
-    writer, reader = raw_client(server).do_exchange(descriptor, raw_options(timeout=60))
-    for name in actions(server):
-        for body in bodies(chance, rounds=6):
-            writer.write_metadata(pyarrow.py_buffer(encode_call(name, body)))
-            said = reader.read_chunk().app_metadata.to_pybytes()
-            assert said[0] == 0 or decode_error(said[1:]) is not None
-    for request in (b"\x00", b"\xff", b"\x05get", chance.randbytes(300)):
-        writer.write_metadata(pyarrow.py_buffer(request))
-        assert reader.read_chunk().app_metadata.to_pybytes()[0] in (0, 1)
-    # A message without anything in it ends the stream.
-    writer.write_metadata(pyarrow.py_buffer(b""))
-    with suppress(StopIteration, *TRANSPORT):
-        reader.read_chunk()
-    with suppress(*TRANSPORT):
-        writer.close()
+    assert server.resp_address is not None
+    with closing(Line(socket.create_connection(server.resp_address))) as line:
+        for name in (*actions(server), "", "nothing", "get\x00", "\u00fc" * 1_000):
+            for body in bodies(chance, rounds=2):
+                try:
+                    line.ask(encode_call(call_head(name), body), HANG_SECONDS)
+                except FloodmarkError as error:
+                    if type(error) is FloodmarkError:
+                        raise
 
 
 @pytest.mark.parametrize("name", ["", "nothing", "get\x00", "administration", "_refuse", "ü" * 1_000])

@@ -23,17 +23,17 @@ from tests.server.test_frames import frame, varint
 from tests.waiting import HANG_SECONDS
 
 from floodmark.model.access import Role
-from floodmark.model.errors import FloodmarkError, NotAuthenticated, Unreachable, WireMismatch
+from floodmark.model.errors import InvalidArgument, NotAuthenticated, Unreachable
 from floodmark.model.limits import NEWCOMER_BYTES_MAX
+from floodmark.model.partition import PutStream
 from floodmark.server import Server, ServerOptions
 from floodmark.server.frames import PREFACE
 from floodmark.server.relay import Relay
 from floodmark.site.connecting import connect
-from floodmark.wire.channels import CHANNEL_COMMAND
 from floodmark.wire.columns import PAIRS
 from floodmark.wire.connection import Connection
 from floodmark.wire.errors import decode_error
-from floodmark.wire.messages import HELLO
+from floodmark.wire.messages import COMMAND, RESOLVED
 
 ADMIN = token_of(Role.ADMIN)
 MIB = 1024 * 1024
@@ -79,12 +79,20 @@ def test_clients_notice_nothing(server: Server) -> None:
 def test_a_large_request_comes_after_the_caller_is_known(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a channel: a single call would have to be taken in whole before anybody looks at its token."""
+    """Over Flight a small call goes first: the relay cuts a stranger that sends much."""
     connection = Connection(server.url, token=ADMIN)
     with closing(connection):
-        monkeypatch.setattr(connection, "_call", lambda *_, **__: pytest.fail("it went as a single call"))
-        with pytest.raises(FloodmarkError):
-            connection._ask(HELLO, bytes(NEWCOMER_BYTES_MAX * 2), HANG_SECONDS)
+        calls: list[str] = []
+        call = connection._call
+
+        def note(action: Any, *args: Any, **options: Any) -> bytes:
+            calls.append(action.type)
+            return call(action, *args, **options)
+
+        monkeypatch.setattr(connection, "_call", note)
+        with pytest.raises(InvalidArgument):
+            connection._ask(RESOLVED, bytes(NEWCOMER_BYTES_MAX * 2), HANG_SECONDS)
+        assert calls == ["hello", "resolved"]
 
 
 @pytest.mark.parametrize("mutual", [False, True])
@@ -135,14 +143,16 @@ def test_a_compressed_message_is_refused(server: Server, token: str | None) -> N
 def test_compressed_columns_are_refused_before_arrow_takes_them_in(server: Server) -> None:
     cuts = count_cuts(server)
     batch = pyarrow.record_batch([[b"key"], [bytes(MIB)]], schema=PAIRS)
-    descriptor = flight.FlightDescriptor.for_command(CHANNEL_COMMAND)
+    descriptor = flight.FlightDescriptor.for_command(COMMAND.encode_request(PutStream(durable=True)))
+    compressed = pyarrow.ipc.IpcWriteOptions(compression="zstd")
     with closing(client_of(server)) as client:
-        writer, reader = client.do_exchange(descriptor, raw_options(token=ADMIN))
-        writer.begin(PAIRS, options=pyarrow.ipc.IpcWriteOptions(compression="zstd"))
+        options = raw_options(token=ADMIN, write_options=compressed)
+        writer, reader = client.do_put(descriptor, PAIRS, options)
         with suppress(flight.FlightError):
             writer.write_batch(batch)
+        assert reader.read() is None
         with pytest.raises(flight.FlightUnavailableError):
-            reader.read_chunk()
+            writer.close()
     assert cuts
 
 
@@ -266,19 +276,3 @@ def test_what_a_client_does_not_read_waits_at_the_server() -> None:
                     continue
             assert connection.front.transport.get_write_buffer_size() <= 2 * MIB
             assert len(receive(client, sent)) == sent
-
-
-# Rows where none belong
-
-
-def test_a_channel_with_rows_is_ended(server: Server) -> None:
-    """The rows are let go of, and no more are taken."""
-    descriptor = flight.FlightDescriptor.for_command(CHANNEL_COMMAND)
-    batch = pyarrow.record_batch([[b"key"], [bytes(MIB)]], schema=PAIRS)
-    with closing(client_of(server)) as client:
-        writer, reader = client.do_exchange(descriptor, raw_options(token=token_of(Role.READ)))
-        writer.begin(PAIRS)
-        writer.write_batch(batch)
-        with pytest.raises(flight.FlightError) as refused:
-            reader.read_chunk()
-    assert isinstance(decode_error(refused.value.extra_info), WireMismatch)

@@ -1,18 +1,17 @@
-"""What a remote site stands on: the server's clock, and channels that outlive nothing they should not."""
+"""What a remote site stands on: the server's clock, and commits that outlive a restart."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import timedelta
-from threading import Event, Thread
+from threading import Thread
 from typing import Any
 
 import pytest
-from tests.server.support import connected, connection_of, in_threads, qualify, restartable, stored
+from tests.server.support import qualify, restartable, stored
 from tests.site.support import node_of
 from tests.waiting import HANG_SECONDS, wait_until
 
 from floodmark.host.remote import CLOCK_MS_MAX, ServerClock
-from floodmark.model.errors import OutcomeUnknown
 from floodmark.model.partition import Decision, Fate, HoldKind
 from floodmark.partition import holds
 from floodmark.server import Server
@@ -20,7 +19,6 @@ from floodmark.site import Namespace, Site
 from floodmark.site.connecting import connect
 from floodmark.testing.clock import SimulatedTime
 from floodmark.wire import Connection
-from floodmark.wire.channels import CHANNELS_MAX
 
 
 class SlowConnection:
@@ -96,50 +94,6 @@ def test_a_time_to_live_begins_at_the_servers_time(users: Namespace, site: Site)
     assert 99_000 <= record.expires_at * 1000 - site.host.physical_ms() <= 102_000
 
 
-# Channels
-
-
-def channels_of(site: Site) -> Any:
-    return connection_of(site)._channels
-
-
-def test_calls_one_after_the_other_share_a_channel(remote: Site, users: Namespace) -> None:
-    for _ in range(20):
-        users.put(b"ada", b"1")
-        users.get(b"ada")
-    assert len(channels_of(remote)._resting) == 1
-
-
-def test_more_threads_than_channels_are_served_all_the_same(server: Server) -> None:
-    with connected(server) as site:
-        users = site.create_namespace("users")
-        in_threads(lambda number: users.put(b"%d" % number, b"x"), CHANNELS_MAX + 20)
-        assert len(list(users.scan())) == CHANNELS_MAX + 20
-        assert not channels_of(site)._at_work
-
-
-def test_a_channel_that_rests_is_closed(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
-    monkeypatch.setattr("floodmark.wire.channels.CLOSE_AFTER_MS", 0)
-    with connected(server) as site:
-        site.create_namespace("users").put(b"ada", b"1")
-        wait_until(lambda: not channels_of(site)._resting, "it rests for ever")
-        wait_until(lambda: not server.service.watchdog._activities, "the server keeps it")
-
-
-def test_a_write_is_not_the_one_to_find_out_that_the_server_was_restarted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("floodmark.wire.channels.REST_MS", -1)
-    with restartable() as (start, stop), connect(start()) as client:
-        users = client.create_namespace("users")
-        for number in range(3):
-            users.put(b"%d" % number, b"x")
-            stop()
-            start()
-            wait_until(lambda: users.get(b"0") == b"x", "the server does not come back")
-        assert len(list(users.scan())) == 3
-
-
 def test_a_commit_is_asked_for_until_a_server_that_is_restarted_answers() -> None:
     with restartable() as (start, stop), connect(start()) as client:
         users = client.create_namespace("users")
@@ -152,39 +106,3 @@ def test_a_commit_is_asked_for_until_a_server_that_is_restarted_answers() -> Non
         committing.join(HANG_SECONDS)
         assert transaction.version > 0
         wait_until(lambda: users.get(b"ada") == b"countess", "the server does not come back")
-
-
-def test_closing_ends_calls_that_wait(server: Server) -> None:
-    service: Any = server.service
-    handler, reached, let_go = service.handlers["put"], Event(), Event()
-
-    class Slow:
-        method = handler.method
-
-        def __call__(self, caller: Any, body: Any) -> bytes:
-            reached.set()
-            assert let_go.wait(HANG_SECONDS)
-            answer: bytes = handler(caller, body)
-            return answer
-
-    service.handlers["put"] = Slow()
-    client = connect(server.url)
-    users = client.create_namespace("users")
-    errors: list[BaseException] = []
-    caller = Thread(target=lambda: errors.append(error_of(lambda: users.put(b"ada", b"1"))))
-    caller.start()
-    assert reached.wait(HANG_SECONDS)
-    client.close()
-    caller.join(HANG_SECONDS)
-    let_go.set()
-    assert len(errors) == 1
-    assert isinstance(errors[0], Exception)
-    assert not isinstance(errors[0], OutcomeUnknown) or "read before" in str(errors[0])
-
-
-def error_of(call: Callable[[], object]) -> BaseException:
-    try:
-        call()
-    except Exception as error:
-        return error
-    raise AssertionError("it did not fail")

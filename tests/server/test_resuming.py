@@ -46,7 +46,7 @@ def full(users: Namespace) -> Namespace:
 
 
 def has_streams(server: Server) -> bool:
-    """Whether somebody reads a stream of rows.  Channels are not meant."""
+    """Whether a client reads a stream of rows."""
     return server.service.places.count() > 0
 
 

@@ -193,7 +193,7 @@ def test_closing_does_not_wait_until_idle_followers_look_around(monkeypatch: pyt
         cuts: list[None] = []
         monkeypatch.setattr(server.service.watchdog, "cut_waiting", lambda: cuts.append(None))
         server.close(timeout_seconds=HANG_SECONDS)
-        assert len(cuts) == 1, "the server had to cut a stream off"
+        assert not cuts, "the server had to cut a stream off"
         client.close()
         follower.close()
 
@@ -209,7 +209,7 @@ def test_closing_does_not_wait_for_a_client_that_does_not_read() -> None:
         next(rows)
         watchdog = server.service.watchdog
         wait_until(
-            lambda: any(each.away_since_ms and not each.patience_ms for each in watchdog._activities),
+            lambda: any(each.away_since_ms for each in watchdog._activities),
             "the server does not wait",
         )
         server.close(timeout_seconds=1.0)

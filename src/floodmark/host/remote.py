@@ -26,7 +26,7 @@ from floodmark.wire import (
     port_methods,
     read_changes,
 )
-from floodmark.wire.messages import HOLD, HOLD_ON, RELEASE, Hello, Method
+from floodmark.wire.messages import HOLD, RELEASE, Hello
 
 # How long the server's clock is taken to run like this machine's before it is asked again.
 CLOCK_MS_MAX: Final = 60_000
@@ -186,7 +186,7 @@ class ReaderHolds:
         """Hold a version in the block; the reader may move it on."""
         hold = ReaderHold(version, namespace)
         if at_once:
-            self._renew(hold, HOLD)
+            self._renew(hold)
         with self._changed:
             self._open.add(hold)
             if self._renewer is None and not self._closed:
@@ -219,10 +219,10 @@ class ReaderHolds:
                 if is_lost or hold.looks % LOOKS_PER_RENEWAL == 0:
                     # What is gone, or cannot be reached, the reader itself is told.
                     with suppress(FloodmarkError):
-                        self._renew(hold, HOLD_ON)
+                        self._renew(hold)
 
-    def _renew(self, hold: ReaderHold, method: Method[int]) -> None:
-        hold.lease = self._nodes.call(method, hold.version, hold.namespace, hold.lease)
+    def _renew(self, hold: ReaderHold) -> None:
+        hold.lease = self._nodes.call(HOLD, hold.version, hold.namespace, hold.lease)
         hold.url = self._nodes.near
 
     def _release(self, hold: ReaderHold) -> None:

@@ -64,9 +64,8 @@ TRANSACTION_PARTICIPANTS_MAX: Final = 64
 
 STREAMS_MAX: Final = 1_000
 STREAMS_PER_CALLER_MAX: Final = 500
-# Channels carry small calls, and a client has one for each thread that calls at once.
-CHANNELS_MAX: Final = 4_000
-CHANNELS_PER_CALLER_MAX: Final = 2_000
+# Connections of a client to one server for point calls: one for each thread that calls at once.
+LINES_MAX: Final = 64
 # Versions that clients keep from garbage collection while they read.
 LEASES_MAX: Final = 10_000
 LEASES_PER_CALLER_MAX: Final = 2_500

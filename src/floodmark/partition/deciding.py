@@ -51,15 +51,12 @@ class Decided(RoundStep):
             self.blocking = place.prepared.on(self._on)
             if self.blocking:
                 return ()
-        serving = self._serving()
-        for key in self._on:
-            if (partition := serving.route(key)).retired:
-                raise moved(partition)
         written = self._decision()
         if not written:
             return ()
         keys = sorted(written)
         values = [written[key] for key in keys]
+        serving = self._serving()
         place.storage.entrance.check(keys, values, WriteKind.WRITE)
         check_fits(serving.partitions[0].limits, len(keys), sum(map(len, keys)) + sum(map(len, values)))
         if place.storage.dropped:

@@ -61,19 +61,30 @@ GET_MANY_BYTES_MAX: Final = 4 * MIB
 class Handler:
     """Answers one kind of request."""
 
-    def __init__(self, method: Method[Any], handle: Callable[[Caller, Any], Any]) -> None:
+    def __init__(
+        self,
+        method: Method[Any],
+        handle: Callable[[Caller, Any], Any],
+        enter: Callable[[Caller, Any], Partition] | None = None,
+    ) -> None:
         self.method = method
-        self._handle = handle
+        # What is done with a request; and of one partition's, the partition, after all checks.
+        self.handle = handle
+        self.enter = enter
         self._bytes_max = WRITE_BYTES_MAX if method.action.large else REQUEST_BYTES_MAX
         if method is COMPARE_AND_SET:
             # Two values, and no more.
             self._bytes_max = REQUEST_MARGIN_BYTES
 
-    def __call__(self, caller: Caller, body: Any) -> bytes:
-        """The answer to a request; `body` is a buffer that was received."""
-        check_size(f"the request {self.method.name!r}", body.size, self._bytes_max)
-        request = self.method.decode_request(body.to_pybytes())
-        return self.method.encode_reply(self._handle(caller, request))
+    def __call__(self, caller: Caller, body: bytes | memoryview) -> bytes:
+        """The answer to a request."""
+        return self.method.encode_reply(self.handle(caller, self.decode(body)))
+
+    def decode(self, body: bytes | memoryview) -> Any:
+        """A request that is not too large."""
+        if len(body) > self._bytes_max:
+            check_size(f"the request {self.method.name!r}", len(body), self._bytes_max)
+        return self.method.decode_request(body)
 
 
 def map_for(partitions: Sequence[Partition], namespaces: Sequence[bytes]) -> list[tuple[int, KeyRange]]:
@@ -101,6 +112,8 @@ class DataPlane:
         self._host = host
         self._guard = guard
         self._leases = leases
+        # Where RESP is served to clients of this server; 0 if it is not.
+        self.resp_port = 0
 
     def handlers(self) -> list[Handler]:
         """The requests that it answers."""
@@ -111,7 +124,7 @@ class DataPlane:
             Handler(HOLD, self._hold),
             Handler(RELEASE, self._release),
             Handler(GET_MANY, self._get_many),
-            *(Handler(method, self._point_call(method)) for method in POINT_CALLS),
+            *(Handler(method, *self._point_call(method)) for method in POINT_CALLS),
             *(Handler(method, self._step(method)) for method in STEPS),
         ]
 
@@ -119,7 +132,13 @@ class DataPlane:
 
     def _hello(self, caller: Caller, request: object) -> Hello:
         identity = self._host.identity
-        return Hello(identity.site, identity.site_id, identity.format, self._host.physical_ms())
+        return Hello(
+            identity.site,
+            identity.site_id,
+            identity.format,
+            self._host.physical_ms(),
+            resp_port=self.resp_port,
+        )
 
     def _map(self, caller: Caller, request: object) -> MapReply:
         # The map of a node that was fenced refuses.
@@ -146,19 +165,19 @@ class DataPlane:
 
     # Calls of one partition
 
-    def _point_call(self, method: Method[Any]) -> Callable[[Caller, Any], Any]:
+    def _point_call(
+        self, method: Method[Any]
+    ) -> tuple[Callable[[Caller, Any], Any], Callable[[Caller, Any], Partition]]:
+        """What answers a call, and the part of it that checks."""
         fields = method.request.__struct_fields__
         is_read, has_since = "durable" not in fields, "since" in fields
         name, audited, has_one_key = method.call, method.action.audited, "key" in fields
         arguments = attrgetter(*(field for field in fields if field not in ("partition", "durable", "link")))
         has_link = "link" in fields
 
-        def read(caller: Caller, request: Any) -> Any:
-            check_version(request.at)
-            partition = self._partition_of(caller, method, request.partition, (request.key,))
-            return getattr(partition, name)(*arguments(request))
-
-        def write(caller: Caller, request: Any) -> Any:
+        def enter(caller: Caller, request: Any) -> Partition:
+            if is_read:
+                check_version(request.at)
             keys = (request.key,) if has_one_key else request.keys
             partition = self._partition_of(caller, method, request.partition, keys)
             if has_since:
@@ -166,10 +185,18 @@ class DataPlane:
             if audited:
                 said = {"partition": request.partition, "keys": len(keys)}
                 log_action(caller, method.name, method.action, said)
-            named = {"link": request.link} if has_link else {}
-            return getattr(partition, name)(*arguments(request), durable=request.durable, **named)
+            return partition
 
-        return read if is_read else write
+        def read(caller: Caller, request: Any) -> Any:
+            return getattr(enter(caller, request), name)(*arguments(request))
+
+        def write(caller: Caller, request: Any) -> Any:
+            named = {"link": request.link} if has_link else {}
+            return getattr(enter(caller, request), name)(
+                *arguments(request), durable=request.durable, **named
+            )
+
+        return (read if is_read else write), enter
 
     def _step(self, method: Method[Any]) -> Callable[[Caller, Any], Any]:
         fields = method.request.__struct_fields__[1:]

@@ -90,6 +90,16 @@ class Tally:
         yield Sample(f"{name}_sum", {"action": action}, self.seconds)
 
 
+def add_samples(samples: Iterable[Sample]) -> Iterable[Sample]:
+    """The samples, with those of one name and the same labels added up: an action may have two tallies."""
+    sums: dict[tuple[str, frozenset[tuple[str, str]]], Sample] = {}
+    for sample in samples:
+        key = sample.name, frozenset(sample.labels.items())
+        found = sums.get(key)
+        sums[key] = sample if found is None else sample._replace(value=found.value + sample.value)
+    return sums.values()
+
+
 def _show_bound(seconds: float) -> str:
     return "+Inf" if seconds == inf else str(seconds)
 
@@ -176,7 +186,7 @@ class ServerMetrics:
                 ]
                 family.samples = [
                     sample._replace(labels={"site": site, **sample.labels})
-                    for sample in (*family.samples, *tallied)
+                    for sample in add_samples((*family.samples, *tallied))
                     # The library adds the time at which a counter was made; a page of ours never had it.
                     if not sample.name.endswith("_created")
                 ]

@@ -11,15 +11,12 @@ from floodmark.clock import TimeSource, monotonic_ms
 from floodmark.host.ports import Host
 from floodmark.model.errors import FloodmarkError, WireMismatch
 from floodmark.model.limits import (
-    CHANNELS_MAX,
-    CHANNELS_PER_CALLER_MAX,
     REQUEST_BYTES_MAX,
     STREAMS_MAX,
     STREAMS_PER_CALLER_MAX,
 )
 from floodmark.server.access import Access
 from floodmark.server.calls import call_handlers
-from floodmark.server.channel import ChannelService
 from floodmark.server.data import DataPlane, Handler
 from floodmark.server.guard import AccessGuard, check_size
 from floodmark.server.leases import Leases
@@ -30,7 +27,6 @@ from floodmark.server.stalled import STALL_SECONDS, Watchdog
 from floodmark.server.streams import Streams
 from floodmark.server.visits import MIDDLEWARE, Gate, Headers, Reception, StreamPlaces
 from floodmark.server.writes import WriteService
-from floodmark.wire.channels import CHANNEL_COMMAND
 from floodmark.wire.errors import to_flight_error
 from floodmark.wire.messages import COMMAND, TICKET
 
@@ -38,7 +34,6 @@ SCAN: Final = "scan"
 RECORDS: Final = "records"
 CHANGES: Final = "changes"
 WRITE: Final = "write_stream"
-CHANNEL: Final = "channel"
 
 
 class Service(flight.FlightServerBase):
@@ -61,9 +56,10 @@ class Service(flight.FlightServerBase):
         keep_little()
         memory = FreedMemory(time_source)
         guard, self.leases = AccessGuard(host), Leases(host, time_source)
-        handlers = [*DataPlane(host, guard, self.leases).handlers(), *call_handlers(host)]
+        self.data = DataPlane(host, guard, self.leases)
+        handlers = [*self.data.handlers(), *call_handlers(host)]
         self.handlers: dict[str, Handler] = {handler.method.name: handler for handler in handlers}
-        self.metrics = ServerMetrics([*self.handlers, SCAN, RECORDS, CHANGES, WRITE, CHANNEL])
+        self.metrics = ServerMetrics([*self.handlers, SCAN, RECORDS, CHANGES, WRITE])
         self.gate = Gate()
         self.watchdog = Watchdog(
             time_source,
@@ -78,8 +74,6 @@ class Service(flight.FlightServerBase):
         self.places = StreamPlaces(streams_max, streams_per_caller_max, on_end=memory.note_much_used)
         self._streams = Streams(host, guard, monotonic_ms=time_source)
         self._writes = WriteService(host, guard, self.metrics)
-        self._channel_places = StreamPlaces(CHANNELS_MAX, CHANNELS_PER_CALLER_MAX)
-        self._channels = ChannelService(self.handlers, self.gate, self.metrics)
         super().__init__(
             location,
             tls_certificates=tls_certificates,
@@ -99,7 +93,7 @@ class Service(flight.FlightServerBase):
             if handler is None:
                 raise WireMismatch(f"this server has no {action.type!r:.100}; it may be too old for it")
             self.metrics.received(action.body.size)
-            reply = handler(visit.caller, action.body)
+            reply = handler(visit.caller, memoryview(action.body))
             self.metrics.sent(len(reply))
             # The client may be slow to take it.
             visit.activity.leave()
@@ -142,24 +136,12 @@ class Service(flight.FlightServerBase):
             check_size("a command", len(command), REQUEST_BYTES_MAX)
             self._writes.serve(visit, COMMAND.decode_request(command), reader, writer)
 
-    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """Answer one call after the other."""
-        with (
-            self._reception.receive(context, CHANNEL, writes=False, is_counted=False) as visit,
-            self._channel_places.taking(visit.caller),
-        ):
-            if descriptor.command != CHANNEL_COMMAND:
-                raise WireMismatch(
-                    f"this server has no {descriptor.command!r:.100}; it may be too old for it"
-                )
-            self._channels.serve(visit, reader, writer)
-
     # What Flight has and this protocol has not
 
     def _refuse(self, *_: object) -> NoReturn:
         raise to_flight_error(WireMismatch("this server does not offer that; connect with Floodmark"))
 
-    get_flight_info = list_actions = list_flights = _refuse
+    do_exchange = get_flight_info = list_actions = list_flights = _refuse
 
     def get_schema(self, context: Any, descriptor: Any) -> Any:
         """Nothing.  Flight lets no error pass here without the server's traceback."""

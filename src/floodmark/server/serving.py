@@ -14,6 +14,7 @@ from threading import Lock, Thread
 from typing import Final, NamedTuple
 
 from floodmark.clock import system_time_ms
+from floodmark.host.nodes import WILDCARDS
 from floodmark.host.ports import PeerCredentials
 from floodmark.model.errors import CannotOpen, FloodmarkError, InvalidConfiguration
 from floodmark.model.limits import MIB, STREAMS_MAX, STREAMS_PER_CALLER_MAX
@@ -28,7 +29,7 @@ from floodmark.server.access import (
 )
 from floodmark.server.data import WRITE_BYTES_MAX
 from floodmark.server.health import HealthServer
-from floodmark.server.metrics import MetricsPage, ServerMetrics, feed_statistics
+from floodmark.server.metrics import MetricsPage, feed_statistics
 from floodmark.server.relay import Relay, listen_on, make_tls
 from floodmark.server.resp.door import RespDoor
 from floodmark.server.resp.records import Spaces
@@ -40,6 +41,8 @@ from floodmark.wire.credentials import PathLike, read_file
 from floodmark.wire.errors import TRANSPORT_ERRORS
 
 CLOSE_SECONDS: Final = 30.0
+# As the address of RESP: the port after Flight's.
+NEXT_PORT: Final = "next"
 # What a client may send at a time: the largest request, with what Arrow and protobuf add.
 MESSAGE_BYTES_MAX: Final = WRITE_BYTES_MAX + MIB
 # Of the time to close, how much is left to streams and calls before connections are cut.
@@ -65,7 +68,9 @@ class ServerOptions:
     insecure_metrics           whether the pages under `metrics_listen` may be
     relay                      whether what clients send is checked before gRPC takes it in; if None, where
                                other machines can reach the server, or callers need a token
-    resp_listen                where RESP, the protocol of Redis, is served; nowhere if None
+    resp_listen                where RESP, the protocol of Redis, is served, to point calls of clients and to
+                               programs of others; nowhere if None.  "next" is the port after Flight's, or
+                               any port if that is taken
     resp_namespace             the namespace of RESP clients that have selected none
     resp_prefix                whether keys over RESP begin with the name of their namespace, as in users:ada
     stall_seconds              after how long a client that neither reads nor writes is cut off
@@ -81,7 +86,7 @@ class ServerOptions:
     insecure: bool = False
     insecure_metrics: bool = False
     relay: bool | None = None
-    resp_listen: str | None = None
+    resp_listen: str | None = NEXT_PORT
     resp_namespace: str | None = None
     resp_prefix: bool = False
     stall_seconds: float = STALL_SECONDS
@@ -122,7 +127,7 @@ class Server:
         access: Access = OPEN_ACCESS if options.access is None else AccessFile(options.access, system_time_ms)
         if site.host.peer_token is not None:
             access = PeerAccess(access, site.host.peer_token)
-        if options.resp_listen is not None:
+        if options.resp_listen not in (None, NEXT_PORT):
             require_safe_listening(
                 parse_listen(options.resp_listen).host,
                 tls=tls,
@@ -141,10 +146,12 @@ class Server:
         self._door: RespDoor | None = None
         try:
             site.host.advertise(options.advertise or self.url, _peer_credentials(options))
-            if options.resp_listen is not None:
-                self._door = _open_door(site, access, options, self.service.metrics)
             if options.metrics_listen is not None:
                 self._health = self._serve_health(parse_listen(options.metrics_listen))
+            if options.resp_listen is not None:
+                self._door = _open_door(site, access, options, self.service, self.address)
+                if self._door.address[0] in (listen.host, "", *WILDCARDS):
+                    self.service.data.resp_port = self._door.port
         except BaseException:
             self._stop_service(CLOSE_SECONDS)
             raise
@@ -192,8 +199,6 @@ class Server:
         if not service.gate.wait_empty(timeout_seconds * _GRACE_PART):
             service.watchdog.cut_waiting()
             service.gate.wait_empty(timeout_seconds * (1 - _GRACE_PART))
-        # Nothing is at work any more: who is still there only has a channel open.
-        service.watchdog.cut_waiting()
         # Waits for every request, so that one which hangs must not take the process with it.
         shutdown = Thread(target=service.shutdown, name="floodmark-shutdown", daemon=True)
         shutdown.start()
@@ -281,18 +286,31 @@ def _open_relay(listen: Listen, options: ServerOptions) -> Relay | None:
         raise _cannot_listen(listen, os.strerror(error.errno or 0)) from error
 
 
-def _open_door(site: Site, access: Access, options: ServerOptions, metrics: ServerMetrics) -> RespDoor:
+def _open_door(
+    site: Site, access: Access, options: ServerOptions, service: Service, flight: Listen
+) -> RespDoor:
     """Serve RESP, with the protection that Flight has."""
     assert options.resp_listen is not None
-    listen = parse_listen(options.resp_listen)
     tls = _make_tls(options, protocols=())
     spaces = Spaces(site, default=options.resp_namespace, by_prefix=options.resp_prefix)
+    is_next = options.resp_listen == NEXT_PORT
+    listen = Listen(flight.host, flight.port + 1) if is_next else parse_listen(options.resp_listen)
     try:
         listening = listen_on(*listen)
-    except OSError as error:
-        raise _cannot_listen(listen, os.strerror(error.errno or 0)) from error
+    except (OSError, OverflowError) as error:
+        if not is_next:
+            raise _cannot_listen(listen, os.strerror(getattr(error, "errno", None) or 0)) from error
+        # Clients of Floodmark ask for the port.
+        listening = listen_on(listen.host, 0)
     return RespDoor(
-        listen.host, listening, spaces, access, metrics, tls=tls, stall_seconds=options.stall_seconds
+        listen.host,
+        listening,
+        spaces,
+        access,
+        service.metrics,
+        service.handlers.values(),
+        tls=tls,
+        stall_seconds=options.stall_seconds,
     )
 
 

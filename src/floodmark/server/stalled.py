@@ -30,14 +30,13 @@ Peer = tuple[str, int]
 
 
 class Activity:
-    """One request at work.  `away_since_ms` is set while gRPC has it; `patience_ms` is granted."""
+    """One request at work.  `away_since_ms` is set while gRPC has it."""
 
-    __slots__ = ("_time_source", "away_since_ms", "patience_ms", "peer")
+    __slots__ = ("_time_source", "away_since_ms", "peer")
 
     def __init__(self, peer: str, time_source: TimeSource) -> None:
         self.peer = peer
         self.away_since_ms: int | None = None
-        self.patience_ms = 0
         self._time_source = time_source
 
     def leave(self) -> None:
@@ -99,21 +98,19 @@ class Watchdog:
     def cut_stalled(self) -> int:
         """Cut the connections of clients that are waited for for too long; how many."""
         now_ms = self._time_source()
-        return self._cut(
-            lambda activity, since_ms: now_ms - since_ms >= max(self._stall_ms, activity.patience_ms)
-        )
+        return self._cut(lambda since_ms: now_ms - since_ms >= self._stall_ms)
 
     def cut_waiting(self) -> int:
         """Cut the connections of all clients that are waited for now; how many."""
-        return self._cut(lambda _activity, _since_ms: True)
+        return self._cut(lambda _since_ms: True)
 
-    def _cut(self, is_unwanted: Callable[[Activity, int], bool]) -> int:
+    def _cut(self, is_unwanted: Callable[[int], bool]) -> int:
         with self._lock:
             activities = list(self._activities)
         peers = {
             activity.peer
             for activity in activities
-            if (since_ms := activity.away_since_ms) is not None and is_unwanted(activity, since_ms)
+            if (since_ms := activity.away_since_ms) is not None and is_unwanted(since_ms)
         }
         cut = cut_connections(peers)
         for _ in range(cut):

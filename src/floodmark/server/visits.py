@@ -67,16 +67,10 @@ class Gate:
                 if not self._inside:
                     self._changed.notify_all()
 
-    @contextmanager
-    def open(self) -> Iterator[None]:
-        """Come in without being waited for."""
-        self.require_serving()
-        yield
-
     def require_serving(self) -> None:
         """Refuse if the server stops."""
         if self.stopping.is_set():
-            raise Unreachable("the server is stopping, and nothing was done; try again when it is back")
+            raise stopping()
 
     def stop(self) -> None:
         """Accept no further calls."""
@@ -229,13 +223,13 @@ class Reception:
         self._monotonic_ms = monotonic_ms
 
     @contextmanager
-    def receive(self, context: Any, action: str, *, writes: bool, is_counted: bool = True) -> Iterator[Visit]:
+    def receive(self, context: Any, action: str, *, writes: bool) -> Iterator[Visit]:
         """Serve a request in the block.  Whatever is raised there leaves as an error that may travel."""
         headers = self._headers.take()
         started = monotonic_seconds()
         failure: BaseException | None = None
         try:
-            with self._gate.passing() if is_counted else self._gate.open():
+            with self._gate.passing():
                 identity = CallerIdentity(context, headers, self._access, self._relay)
                 with self._watchdog.watching(identity.peer) as activity:
                     visit = Visit(context, identity, activity, self._gate, self._monotonic_ms)
@@ -271,6 +265,11 @@ def waiting(visit: Visit) -> Iterator[None]:
         raise InvalidArgument(f"a message of a stream cannot be read: {error!s:.200}") from None
     finally:
         visit.activity.come_back()
+
+
+def stopping() -> Unreachable:
+    """The error for a request to a server that stops."""
+    return Unreachable("the server is stopping, and nothing was done; try again when it is back")
 
 
 def unexpected(*, writes: bool) -> FloodmarkError:

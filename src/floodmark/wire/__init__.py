@@ -1,4 +1,4 @@
-"""The Arrow Flight protocol between a site's server and its clients."""
+"""The protocols between a site's server and its clients: Arrow Flight, and RESP for point calls."""
 
 from floodmark.wire.changes import read_changes
 from floodmark.wire.cluster import Connections, Nodes, RemoteCalls

@@ -1,9 +1,10 @@
 """A connection to a server: calls with deadlines, and streams.
 
-Calls and streams have connections of their own (`grpc.use_local_subchannel_pool`): the server cuts the
-connection of a stream that is not read, and that must not take a write with it.  Repeatable calls are
-retried when the server cannot be reached; others never are, since the first attempt may have happened.  Of
-several nodes, one that cannot be reached is left, and the caller goes on at another (`wire/cluster.py`).
+Point calls go over RESP (`wire/lines.py`) if the server offers it, all else over Arrow Flight.  There, calls
+and streams have connections of their own (`grpc.use_local_subchannel_pool`): the server cuts the connection
+of a stream that is not read, and that must not take a write with it.  Repeatable calls are retried when the
+server cannot be reached; others never are, since the first attempt may have happened.  Of several nodes, one
+that cannot be reached is left, and the caller goes on at another (`wire/cluster.py`).
 """
 
 from collections.abc import Iterator
@@ -26,9 +27,9 @@ from floodmark.model.errors import (
 )
 from floodmark.model.limits import NEWCOMER_BYTES_MAX
 from floodmark.wire.address import parse_address
-from floodmark.wire.channels import CHANNEL_COMMAND, Channel, Channels, encode_call
 from floodmark.wire.credentials import Certificates, PathLike, Token
 from floodmark.wire.errors import TRANSPORT_ERRORS, translate
+from floodmark.wire.lines import LINE_ERRORS, Line, Lines
 from floodmark.wire.messages import (
     HELLO,
     TOKEN_HEADER,
@@ -40,6 +41,7 @@ from floodmark.wire.messages import (
     Reply,
     common_version,
 )
+from floodmark.wire.resp import encode_call
 
 TIMEOUT_SECONDS: Final = 30.0
 # For calls that may take minutes, such as garbage collection.
@@ -55,6 +57,8 @@ KEEPALIVE_SECONDS: Final = 10.0
 KEEPALIVE_TIMEOUT_SECONDS: Final = 10.0
 RECONNECT_MS_MIN: Final = 50
 RECONNECT_MS_MAX: Final = 1_000
+
+_HELLO_BODY: Final = HELLO.encode_request(HELLO.request())
 
 
 class Connection:
@@ -89,7 +93,7 @@ class Connection:
         self._streams = self._client()
         # Streams that are being read; their readers remove them.
         self._readers: WeakSet[RowStream] = WeakSet()
-        self._channels = Channels(self._open_channel, self._closing.wait)
+        self._lines = Lines(address.host, self.hello, self._certificates.context if address.tls else None)
 
     def __repr__(self) -> str:
         return f"Connection({self.url!r})"
@@ -99,13 +103,15 @@ class Connection:
     def hello(self) -> Hello:
         """Ask the server who it is, and agree on a version of the wire."""
         try:
-            return self.call(HELLO)
+            hello = self.call(HELLO)
         except WireMismatch as refusal:
             common = common_version(refusal)
             if common is None:
                 raise
             self._wire_version = common
-        return self.call(HELLO)
+            hello = self.call(HELLO)
+        self._lines.learn(hello)
+        return hello
 
     def call(self, method: Method[Reply], *args: object, **kwargs: object) -> Reply:
         """Call a method of the server, and wait for the answer."""
@@ -132,30 +138,44 @@ class Connection:
 
     def _ask(self, method: Method[Any], body: bytes, patience: float) -> bytes:
         self.require_open()
-        channel: Channel | None = None
-        # A channel shows who calls before it sends anything; a server takes little from strangers.
-        if method.frequent or len(body) > NEWCOMER_BYTES_MAX // 2:
-            with self.translated(writes=False):
-                channel = self._channels.take(patience if self.is_alone else min(patience, ATTEMPT_SECONDS))
-        if channel is None:
-            return self._call(flight.Action(method.name, body), patience, writes=method.writes)
+        if method.frequent:
+            line = self._take_line(patience)
+            if line is not None:
+                return self._ask_over(line, method, body, patience)
+        if len(body) > NEWCOMER_BYTES_MAX // 2:
+            # A server takes little over a connection on which no caller has shown itself.
+            self._call(flight.Action(HELLO.name, _HELLO_BODY), patience, writes=False)
+        return self._call(flight.Action(method.name, body), patience, writes=method.writes)
+
+    def _take_line(self, patience: float) -> Line | None:
         try:
-            answer = channel.ask(encode_call(method.name, body), patience)
-        except NotAuthenticated:
-            self._channels.discard(channel)
-            self._channels.close_resting()
+            return self._lines.take(
+                self._token.text, patience if self.is_alone else min(patience, ATTEMPT_SECONDS)
+            )
+        except TimeoutError as error:
+            raise self.translate(error, writes=False) from None
+
+    def _ask_over(self, line: Line, method: Method[Any], body: bytes, patience: float) -> bytes:
+        lines = self._lines
+        try:
+            answer = line.ask(encode_call(method.head, body), patience)
+        except (NotAuthenticated, Unreachable):
+            # The token is not valid any more, or the server stops.
+            lines.discard(line)
+            lines.close_resting()
             raise
         except FloodmarkError:
-            self._channels.give_back(channel)
+            lines.give_back(line)
             raise
-        except TRANSPORT_ERRORS as error:
-            self._channels.discard(channel)
+        except LINE_ERRORS as error:
+            lines.discard(line)
+            lines.close_resting()
             self.require_open()
             raise self.translate(error, writes=method.writes) from None
         except BaseException:
-            self._channels.discard(channel)
+            lines.discard(line)
             raise
-        self._channels.give_back(channel)
+        lines.give_back(line)
         return answer
 
     def _call(self, action: Any, patience: float, *, writes: bool) -> bytes:
@@ -163,11 +183,6 @@ class Connection:
             for result in self._calls.do_action(action, self._options(self._token.text, patience)):
                 return result.body.to_pybytes()  # type: ignore[no-any-return]
         raise WireMismatch(f"{self.url} gave no answer to {action.type!r}")
-
-    def _open_channel(self) -> tuple[Any, Any]:
-        descriptor = flight.FlightDescriptor.for_command(CHANNEL_COMMAND)
-        writer, reader = self._calls.do_exchange(descriptor, self._options(self._token.text, None))
-        return writer, reader
 
     # Streams
 
@@ -223,7 +238,7 @@ class Connection:
     def close(self) -> None:
         """Let go.  Closing twice is harmless."""
         self._closing.set()
-        self._channels.close()
+        self._lines.close()
         for reader in list(self._readers):
             reader.close()
         for client in (self._calls, self._streams):

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass, field
+from ssl import SSLContext, create_default_context
 
 from floodmark.model.errors import InvalidArgument, InvalidConfiguration
 from floodmark.model.names import require_path
@@ -44,6 +45,15 @@ class Certificates:
     root: bytes | None = None
     certificate: bytes | None = None
     key: bytes | None = field(default=None, repr=False)
+    # Where the certificate and its key are: Python's TLS reads them itself.
+    files: tuple[PathLike, PathLike] | None = None
+
+    def context(self) -> SSLContext:
+        """The settings of a connection with Python's TLS."""
+        made = create_default_context(cadata=None if self.root is None else self.root.decode())
+        if self.files is not None:
+            made.load_cert_chain(*self.files)
+        return made
 
     @classmethod
     def load(
@@ -56,6 +66,7 @@ class Certificates:
             root=None if root is None else read_file(root, "certificate"),
             certificate=None if certificate is None else read_file(certificate, "certificate"),
             key=None if key is None else read_file(key, "key"),
+            files=None if certificate is None or key is None else (certificate, key),
         )
 
 

@@ -125,7 +125,7 @@ def _lost(error: BaseException, said: str, *, writes: bool, server: str) -> Floo
             f"no answer from {server} to a write ({said}); it may or may not have happened: "
             "read before you repeat it"
         )
-    timed_out = isinstance(error, flight.FlightTimedOutError)
+    timed_out = isinstance(error, flight.FlightTimedOutError | TimeoutError)
     hint = "check that the server runs and that the address is right"
     if any(word in said.lower() for word in _CERTIFICATE):
         hint = (

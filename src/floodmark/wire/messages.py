@@ -21,6 +21,7 @@ from floodmark.model.partition import OPEN, READS, WRITES, CommitLimits, Content
 from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangesRequest
 from floodmark.model.version import Version
+from floodmark.wire.resp import call_head
 
 # The versions of this protocol that this release speaks.
 WIRE_VERSION: Final = 1
@@ -43,13 +44,15 @@ class Method(Generic[Reply]):
     """A request that a server answers.  Its `action` declares what it needs; if it is not repeatable, it
     `writes`.
 
-    A `frequent` request goes over a channel that stays open.
+    A `frequent` request goes over RESP if the server offers it.
     """
 
     def __init__(
         self, name: str, request: Any, reply: Any, action: Action, *, call: str = "", frequent: bool = False
     ) -> None:
         self.name = name
+        # How a call of it begins over RESP.
+        self.head = call_head(name)
         # The structure of its arguments, and the method that it calls.
         self.request = request
         self.call = call
@@ -66,7 +69,7 @@ class Method(Generic[Reply]):
         """The request as it travels."""
         return encode(request)
 
-    def decode_request(self, body: bytes) -> Any:
+    def decode_request(self, body: bytes | memoryview) -> Any:
         """A request from a caller that may have sent anything."""
         try:
             return self._requests.decode(body)
@@ -132,7 +135,8 @@ _encoder: Final = msgspec.msgpack.Encoder()
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """Who a server is, what time it is there, and which versions of the wire it speaks."""
+    """Who a server is, what time it is there, which versions of the wire it speaks, and the port at which it
+    takes point calls over RESP; 0 for none."""
 
     site: str
     site_id: int
@@ -140,6 +144,7 @@ class Hello(msgspec.Struct, frozen=True):
     physical_ms: int
     wire_version: int = WIRE_VERSION
     wire_version_min: int = WIRE_VERSION_MIN
+    resp_port: int = 0
 
 
 class PartitionEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -272,15 +277,14 @@ LOAD: Final = _of_partition(Partition.load)
 COMPARE_AND_SET: Final = _of_partition(Partition.compare_and_set)
 DELETE_UNCHANGED: Final = _of_partition(Partition.delete_unchanged)
 PUT_UNCHANGED: Final = _of_partition(Partition.put_unchanged)
-PREPARE: Final = _of_partition(Partition.prepare)
-COMMIT_PREPARED: Final = _of_partition(Partition.commit_prepared)
-ABORT_PREPARED: Final = _of_partition(Partition.abort_prepared)
-SETTLE: Final = _of_partition(Partition.settle)
-REPAIR: Final = _of_partition(Partition.repair)
+# Steps may wait for each other, and the server has few threads for calls over RESP.
+PREPARE: Final = _of_partition(Partition.prepare, frequent=False)
+COMMIT_PREPARED: Final = _of_partition(Partition.commit_prepared, frequent=False)
+ABORT_PREPARED: Final = _of_partition(Partition.abort_prepared, frequent=False)
+SETTLE: Final = _of_partition(Partition.settle, frequent=False)
+REPAIR: Final = _of_partition(Partition.repair, frequent=False)
 RESOLVED: Final = _of_partition(Partition.resolved_version, "resolved", frequent=False)
 HOLD: Final = derive(ServerCalls.hold, "hold", array_like=True, frequent=True)
-# A client that pauses for long asks again now and then, and needs no open channel for that.
-HOLD_ON: Final = derive(ServerCalls.hold, "hold", array_like=True)
 RELEASE: Final = derive(ServerCalls.release, "release", array_like=True, frequent=True)
 
 # Tickets and commands are told apart by their tag, and declare what they need each for itself.

@@ -44,18 +44,13 @@ class Simple(str):
     __slots__ = ()
 
 
-class Encoded(bytes):
-    """A reply that is encoded already."""
-
-    __slots__ = ()
-
-
 class Failure(str):
     """An error reply: a code in capitals, then a text."""
 
     __slots__ = ()
 
 
+FM_CALL: Final = b"FM.CALL"
 OK: Final = Simple("OK")
 QUEUED: Final = Simple("QUEUED")
 PONG: Final = Simple("PONG")
@@ -240,6 +235,20 @@ def encode_request(arguments: Sequence[bytes]) -> bytes:
     return b"".join(parts)
 
 
+def call_head(name: str) -> bytes:
+    """The beginning of every call of a method over FM.CALL, up to its body."""
+    return b"*3" + encode_request([FM_CALL, name.encode()])[2:]
+
+
+def encode_call(head: bytes, body: bytes) -> bytes:
+    r"""A call as it travels.
+
+    >>> encode_call(call_head("get"), b"...")
+    b'*3\r\n$7\r\nFM.CALL\r\n$3\r\nget\r\n$3\r\n...\r\n'
+    """
+    return b"%b$%d\r\n%b\r\n" % (head, len(body), body)
+
+
 def encode_reply(value: object, protocol: int = RESP2) -> bytes:
     r"""A reply as a server sends it.
 
@@ -255,8 +264,6 @@ def encode_reply(value: object, protocol: int = RESP2) -> bytes:
 
 def _encode(value: object, protocol: int, parts: list[bytes]) -> None:
     match value:
-        case Encoded():
-            parts.append(value)
         case bytes():
             parts.append(b"$%d\r\n%b\r\n" % (len(value), value))
         case None:

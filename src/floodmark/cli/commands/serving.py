@@ -17,12 +17,10 @@ from floodmark.host.nodes import NodeHost, rebalance
 from floodmark.model.errors import FloodmarkError
 from floodmark.server import Listen, Server, ServerOptions, configure_logging
 from floodmark.server import serve as serve_site
-from floodmark.server.serving import parse_listen
+from floodmark.server.serving import NEXT_PORT
 from floodmark.site.arguments import DATABASES, Durability
 
 # The word for the port after that of Flight.
-NEXT_PORT: Final = "next"
-
 _LOOK_SECONDS: Final = 0.5
 # What a move has changed is measured before the next one.
 _REBALANCE_SECONDS: Final = 60.0
@@ -79,20 +77,21 @@ class RespOptions:
     """The options about RESP, the protocol of Redis (docs/resp.md)."""
 
     resp: Annotated[
-        str | None,
+        str,
         "HOST:PORT|next",
-        "Serve point reads and writes over RESP, the protocol of Redis; next: on the port after --listen.",
-    ] = None
+        "Where to serve point reads and writes over RESP, the protocol of Redis, to clients of Floodmark and "
+        "of Redis; next: the port after --listen, or any if that is taken.",
+    ] = NEXT_PORT
+    no_resp: Annotated[bool, "Do not serve RESP; clients then use slower calls."] = False
     resp_namespace: Annotated[str | None, "NAME", "The namespace of RESP clients that SELECT none."] = None
     resp_prefix: Annotated[
         bool, "Keys over RESP begin with the name of their namespace, as in users:ada."
     ] = False
 
-    def given(self, listen: str) -> dict[str, Any]:
-        """The options of a server that listens on an address."""
-        address = _next_port(listen) if self.resp == NEXT_PORT else self.resp
+    def given(self) -> dict[str, Any]:
+        """The options of a server."""
         return {
-            "resp_listen": address,
+            "resp_listen": None if self.no_resp else self.resp,
             "resp_namespace": self.resp_namespace,
             "resp_prefix": self.resp_prefix,
         }
@@ -131,13 +130,13 @@ def serve(
     Examples:
       floodmark serve data/oslo --site oslo --listen 127.0.0.1:7100
       floodmark serve data/oslo --listen 127.0.0.1:0 --metrics 127.0.0.1:0 --json
-      floodmark serve data/oslo --listen 127.0.0.1:7100 --resp next --resp-namespace users
+      floodmark serve data/oslo --listen 127.0.0.1:7100 --resp-namespace users
       floodmark serve data/oslo --tls-certificate cert.pem --tls-key key.pem --access access.toml
       floodmark serve postgresql://db/floodmark --site oslo --node 1 --listen oslo-1:7100
     """
     options = ServerOptions(
         metrics_listen=metrics,
-        **resp.given(listen),
+        **resp.given(),
         **nodes.given(),
         **vars(protection),
     )
@@ -218,12 +217,6 @@ def _announce(output: Output, site: floodmark.Site, server: Server) -> None:
         },
         f"serving site {site.name} on {server.url}{doors}{pages}",
     )
-
-
-def _next_port(listen: str) -> str:
-    """The address after another one; any free port after any free port."""
-    host, port = parse_listen(listen)
-    return _show(Listen(host, port + 1 if port else 0))
 
 
 def _show(listen: Listen) -> str:

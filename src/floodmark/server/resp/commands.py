@@ -2,10 +2,10 @@
 
 from typing import Final
 
-from floodmark.server.resp import groups, hashes, scans, sessions, strings
+from floodmark.server.resp import calls, groups, hashes, scans, sessions, strings
 from floodmark.server.resp.table import TABLE, CommandTable
 
-MODULES: Final = (groups, hashes, scans, sessions, strings)
+MODULES: Final = (calls, groups, hashes, scans, sessions, strings)
 COMMANDS: Final[CommandTable] = TABLE
 # The two that most requests are.
 GET: Final = TABLE.commands[b"GET"]

@@ -28,7 +28,7 @@ from floodmark.partition.committer import commit_together
 from floodmark.partition.deciding import Decided
 from floodmark.partition.node import Node
 from floodmark.partition.partition import SETTLES_MAX, LocalPartition, plan_put
-from floodmark.server.resp.session import Batch, Session
+from floodmark.server.resp.session import Session
 from floodmark.server.resp.table import Arguments, Handler, attempt, describe
 from floodmark.wire.resp import Failure
 
@@ -68,7 +68,7 @@ class Job:
     on: Sequence[bytes]
 
     def __init__(
-        self, connection: Writer, name: str, handler: Handler, request: Arguments | Batch, started: float
+        self, connection: Writer, name: str, handler: Handler, request: Arguments, started: float
     ) -> None:
         self.connection = connection
         self.name = name
@@ -93,6 +93,20 @@ class Job:
         return {} if isinstance(self.reply, Failure) else records.rows
 
     @property
+    def durable(self) -> bool:
+        """Whether it is answered only when it is on disk."""
+        return self.connection.session.durable
+
+    def outcome(self) -> object:
+        """The reply, when the round has ended."""
+        commit = self.commit
+        return self.reply if commit is None or commit.error is None else describe(commit.error)
+
+    def refuse(self, error: FloodmarkError) -> None:
+        """End before the round, with an error."""
+        self.reply = describe(error)
+
+    @property
     def is_blocked(self) -> bool:
         """Whether it has to run once more."""
         commit = self.commit
@@ -107,7 +121,7 @@ class Step(Decided):
     """A job in its round."""
 
     def __init__(self, node: Node, job: Job, *, is_alone: bool) -> None:
-        super().__init__(node, job.on, job.decide, durable=job.connection.session.durable)
+        super().__init__(node, job.on, job.decide, durable=job.durable)
         self._connection = job.connection
         self._is_alone = is_alone
         self.is_blocked = False
@@ -129,8 +143,6 @@ class Committing:
         self, find_node: Callable[[], Node], loop: asyncio.AbstractEventLoop, work: Callable[..., object]
     ) -> None:
         self._find_node = find_node
-        # Runs a job at another node if that owns its keys.
-        self.forward: Callable[[Job, Sequence[bytes]], bool] = lambda *_: False
         self._loop = loop
         self._work = work
         self._gathered: list[Job] = []
@@ -243,8 +255,6 @@ class Committing:
         on = (job.key,) if job.value is not None else job.on
         job.value = None
         for _ in range(SETTLES_MAX):
-            if self.forward(job, on):
-                return
             step = job.decide_on(self.node, on, is_alone=True)
             self._commit([job])
             if not job.is_blocked:
@@ -279,7 +289,7 @@ def plan_puts(node: Node, jobs: Sequence[Job]) -> list[Commit]:
         if job.value is None:
             continue
         key = job.key
-        place = route(key), job.connection.session.durable
+        place = route(key), job.durable
         group = latest.get(place)
         if group is None or key in group:
             group = latest[place] = {}
@@ -292,10 +302,10 @@ def _plan_group(partition: LocalPartition, group: Mapping[bytes, Job]) -> list[C
     jobs = [*group.values()]
     values = [job.value for job in jobs if job.value is not None]
     try:
-        commit = plan_put(partition, [*group], values, durable=jobs[0].connection.session.durable)
+        commit = plan_put(partition, [*group], values, durable=jobs[0].durable)
     except FloodmarkError as error:
         if len(jobs) == 1:
-            jobs[0].reply = describe(error)
+            jobs[0].refuse(error)
             return []
         # One of them is refused, or together they are too large: each alone.
         return [commit for key, job in group.items() for commit in _plan_group(partition, {key: job})]

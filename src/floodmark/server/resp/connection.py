@@ -8,7 +8,7 @@ or has a request that waits, nothing more is read from it.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -26,6 +26,7 @@ from floodmark.model.limits import (
 )
 from floodmark.server.data import WRITE_BYTES_MAX
 from floodmark.server.metrics import OTHER
+from floodmark.server.resp.calls import Call, Put, PutJob, refuse_stopping, unknown_call
 from floodmark.server.resp.commands import GET, SET
 from floodmark.server.resp.committing import Committing, Job
 from floodmark.server.resp.session import Batch, DoorParts, Later, Session
@@ -45,8 +46,6 @@ from floodmark.wire.resp import OK, QUEUED, Failure, RequestParser, encode_reply
 
 # Poll interval of a request that waits for changes; it reads only if something was committed since.
 LOOK_SECONDS: Final = 0.02
-# Other nodes do not tell that they have committed: a request then reads so often.
-LOOK_MS: Final = 100
 # Answers that wait for the end of the turn.
 FLUSH_BYTES: Final = 64 * KIB
 # A read of more keys runs in a worker thread.
@@ -65,6 +64,7 @@ class ConnectionParts(DoorParts, Protocol):
     is_stopping: bool
     received_bytes: int
     sent_bytes: int
+    calls: Mapping[bytes, Call]
 
     def new_session(self, address: str, certificate: str | None) -> Session: ...
 
@@ -316,6 +316,8 @@ class Connection(asyncio.Protocol):
         if command is None or refusal is not None:
             self._tell(command, refusal, started)
             return True
+        if command.kind is Kind.CALL:
+            return self._call(request[1], request[2], started)
         session.last_command = command.name
         if command.kind is Kind.READ:
             run = partial(command.handler, session.records, request)
@@ -324,17 +326,14 @@ class Connection(asyncio.Protocol):
             run = partial(command.handler, session, request)
             waits = command.kind is Kind.SLOW
         if waits:
-            self._is_waiting = True
-            self._commits = self._activity()
-            self._door.work(self._run_slow, command, run, started)
-            return True
+            return self._begin_slow(command, run, started)
         was_known = session.caller is not None
         reply = attempt(command.name, run)
         if not was_known and session.caller is not None:
             self.widen()
         if isinstance(reply, Batch):
-            job = Job(self, "EXEC", lambda records, batch: batch.run(records), reply, started)
-            self._decide(job, reply.on)
+            batch = reply
+            self._decide(Job(self, "EXEC", lambda records, _: batch.run(records), request, started), batch.on)
         else:
             self._tell(command, reply, started)
         return True
@@ -344,6 +343,12 @@ class Connection(asyncio.Protocol):
         self._door.count(OTHER if command is None else command.name, monotonic_seconds() - started, reply)
 
     # Requests that wait
+
+    def _begin_slow(self, command: Command, run: Callable[[], object], started: float) -> bool:
+        self._is_waiting = True
+        self._commits = self._door.committing.node.committer.counters.commits
+        self._door.work(self._run_slow, command, run, started)
+        return True
 
     def _run_slow(self, command: Command, run: Callable[[], object], started: float) -> None:
         """Run a request in a worker thread."""
@@ -363,17 +368,32 @@ class Connection(asyncio.Protocol):
         if is_late or self.session.is_leaving:
             self._end_slow(command, None, started)
             return
-        commits = self._activity()
+        commits = self._door.committing.node.committer.counters.commits
         if commits == self._commits:
             self._door.call_later(LOOK_SECONDS, partial(self._look_later, command, later, started))
             return
         self._commits = commits
         self._door.work(self._run_slow, command, lambda: later.read() or later, started)
 
-    def _activity(self) -> int:
-        """A number that changes when something may have been committed."""
-        node = self._door.committing.node
-        return monotonic_ms() // LOOK_MS if node.number else node.committer.counters.commits
+    # Calls of our own clients
+
+    def _call(self, name: bytes, body: bytes, started: float) -> bool:
+        """Answer a call, or send it on its way."""
+        caller = self.session.caller
+        assert caller is not None
+        call = self._door.calls.get(name)
+        if call is None or self._door.is_stopping:
+            self._tell(None, unknown_call(name) if call is None else refuse_stopping(), started)
+            return True
+        self.session.last_command = call.command.name
+        reply = call.begin(caller, body, reads_wait=self._reads_wait)
+        if reply is None:
+            return self._begin_slow(call.command, partial(call.answer, caller, body), started)
+        if isinstance(reply, Put):
+            self._send(PutJob(self, reply, started))
+        else:
+            self._tell(call.command, reply, started)
+        return True
 
     # Writes
 
@@ -410,12 +430,9 @@ class Connection(asyncio.Protocol):
 
     def finish(self, job: Job, now: float) -> None:
         """Answer a write, and go on if it was the last one on its way."""
-        reply, commit = job.reply, job.commit
-        if commit is not None:
-            if commit.error is not None:
-                reply = describe(commit.error)
-            elif commit.version:
-                self.session.version = commit.version
+        reply, commit = job.outcome(), job.commit
+        if commit is not None and commit.error is None and commit.version:
+            self.session.version = commit.version
         self.say(reply)
         self._door.count(job.name, now - job.started, reply)
         self._pending -= 1

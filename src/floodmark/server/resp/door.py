@@ -7,7 +7,7 @@ may wait.  uvloop runs the loop where it is installed.
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from ssl import SSLContext
@@ -21,15 +21,15 @@ except ModuleNotFoundError:
     from asyncio import new_event_loop  # type: ignore[assignment]
 
 from floodmark.clock import monotonic_ms, monotonic_seconds
-from floodmark.host.nodes import NodeHost
 from floodmark.model.limits import NEWCOMERS_MAX, RESP_CONNECTIONS_MAX
 from floodmark.server.access import Access
+from floodmark.server.data import Handler
 from floodmark.server.metrics import OTHER, ServerMetrics, Tally
 from floodmark.server.relay import name_in
+from floodmark.server.resp.calls import CallFailure, find_calls
 from floodmark.server.resp.commands import COMMANDS
 from floodmark.server.resp.committing import Committing
 from floodmark.server.resp.connection import Connection
-from floodmark.server.resp.forwarding import Forwarding
 from floodmark.server.resp.groups import Groups
 from floodmark.server.resp.records import Spaces
 from floodmark.server.resp.session import Session, UseGroup
@@ -41,6 +41,8 @@ WORKERS: Final = 16
 # How long a client of a closing server has to take its last answers.
 FLUSH_SECONDS: Final = 2.0
 LOOK_SECONDS: Final = 0.2
+# How long a closing server refuses calls before it closes connections.
+REFUSE_SECONDS: Final = 0.05
 # GETs that one look-up answers: their values are in memory together.
 GETS_MAX: Final = 64
 _BACKLOG: Final = 1_024
@@ -65,12 +67,13 @@ class RespDoor:
         spaces: Spaces,
         access: Access,
         metrics: ServerMetrics,
+        handlers: Iterable[Handler],
         *,
         tls: SSLContext | None,
         stall_seconds: float,
     ) -> None:
         self.spaces = spaces
-        self.groups: UseGroup = (groups := Groups(spaces.site, spaces.host.node.number))
+        self.groups: UseGroup = (groups := Groups(spaces.site))
         self._close_groups = groups.close
         self.access = access
         self.metrics = metrics
@@ -81,10 +84,11 @@ class RespDoor:
         # The time by a look at the clock now and then, and what was sent since.
         self.now_ms = self._looked_at_ms = monotonic_ms()
         self.received_bytes = self.sent_bytes = 0
+        self.calls = find_calls(handlers)
         self.tallies: Mapping[str, Tally] = {
             name: metrics.tally(f"resp.{name.lower()}")
             for name in (OTHER, *(command.name for command in COMMANDS))
-        }
+        } | {call.command.name: metrics.tally(call.command.name) for call in self.calls.values()}
         self._tls = tls
         self._listening = listening
         # For the end of the present turn of the event loop: GETs, and connections with answers to send.
@@ -97,8 +101,6 @@ class RespDoor:
         self._loop = new_event_loop()
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="floodmark-resp-worker")
         self.committing = Committing(lambda: spaces.host.node, self._loop, self.work)
-        if isinstance(spaces.site.host, NodeHost):
-            self.committing.forward = Forwarding(spaces.site).forward
         self._started = Event()
         self._thread = Thread(target=self._run, name="floodmark-resp", daemon=True)
         self._thread.start()
@@ -138,6 +140,9 @@ class RespDoor:
     async def _stop(self, timeout_seconds: float) -> None:
         self.is_stopping = True
         self._server.close()
+        if self._connections:
+            # Calls that are on their way are refused, rather than lost with their connection.
+            await asyncio.sleep(REFUSE_SECONDS)
         for connection in [*self._connections.values()]:
             connection.leave()
         deadline = self._loop.time() + timeout_seconds
@@ -241,7 +246,9 @@ class RespDoor:
 
     def count(self, name: str, seconds: float, reply: object) -> None:
         """Count a command that has ended."""
-        if isinstance(reply, Failure):
+        if isinstance(reply, CallFailure):
+            self.tallies[name].add(seconds, reply.outcome)
+        elif isinstance(reply, Failure):
             self.tallies[name].add(seconds, _OUTCOMES.get(reply.partition(" ")[0], "refused"))
         else:
             self.tallies[name].add(seconds)

@@ -16,6 +16,7 @@ SECTIONS: Final = {
     Kind.WRITE: "Writes",
     Kind.SESSION: "Connection, server and transactions",
     Kind.SLOW: "Scans, history and changes",
+    Kind.CALL: "Clients of Floodmark",
 }
 
 

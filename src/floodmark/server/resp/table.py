@@ -38,6 +38,7 @@ class Kind(StrEnum):
     WRITE = "writes records"
     SESSION = "about the connection"
     SLOW = "may wait"
+    CALL = "of our own clients"
 
 
 class CommandError(Exception):
@@ -149,6 +150,10 @@ class CommandTable:
     def slow(self, name: str, arity: int, verdict: str = SAME, **options: Any) -> Callable[[Member], Member]:
         """Add a command that may wait: `handler(session, arguments)`, in a worker thread."""
         return self._add(name, arity, Kind.SLOW, verdict, options.pop("role", Role.READ), **options)
+
+    def call(self, name: str, arity: int, verdict: str) -> Callable[[Member], Member]:
+        """Add the command of our own clients; its handler runs only where no call can."""
+        return self._add(name, arity, Kind.CALL, verdict, None)
 
     def refuse(self, names: Iterable[str], why: str) -> None:
         """Add commands that are refused."""
