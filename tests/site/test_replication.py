@@ -1,9 +1,12 @@
 """What a site says about its links: how they are doing, and when somebody should look at them."""
 
+from dataclasses import replace
+
 import pytest
 from tests.replication.support_links import IDS, Mesh, topology_of
 
 from floodmark.clock.hybrid import SKEW_MS_MAX
+from floodmark.host.examination import Severity
 from floodmark.host.linking import FINDING_MS_MAX, HEARTBEAT_MS_MAX
 from floodmark.host.statistics import AlarmKind, LinkStatistics
 from floodmark.model.change import Tally
@@ -64,9 +67,13 @@ def test_silent_source_raises_an_alarm_although_nobody_writes(mesh: Mesh) -> Non
     assert alarms(mesh) == []
     mesh.time.advance(1)
     assert alarms(mesh) == [AlarmKind.OVERDUE]
-    assert mesh["rome"].replication().alarms == [
-        "oslo to rome, users: no heartbeat for 10 s; check that the source and replication run"
-    ]
+    found = mesh["rome"].replication()
+    silent = "no heartbeat for 10 s; check that the source and replication run"
+    assert found.alarms == [f"oslo to rome, users: {silent}"]
+    links = [replace(found.links[0], namespace=name) for name in ("orders", "users")]
+    assert replace(found, links=links).alarms == [f"oslo to rome, orders, users: {silent}"]
+    checks = mesh["rome"].host.verification.examine(True)
+    assert [each.message for each in checks if each.severity is Severity.WARNING] == found.alarms
     mesh.exchange()
     assert alarms(mesh) == []
 

@@ -272,11 +272,16 @@ BEFORE: dict[str, Callable[[Machines], None]] = {
     "restored.md": lost_with_a_backup,
     "remove.md": lost_for_good,
 }
+KILLED = [page for page in BEFORE if page != "replication.md"]
 
 
 @pytest.mark.parametrize(
     ("page", "killed"),
-    [("replication.md", False), *((page, killed) for page in list(BEFORE)[1:] for killed in (False, True))],
+    [
+        ("replication.md", False),
+        *((page, True) for page in KILLED),
+        *(pytest.param(page, False, marks=pytest.mark.soak) for page in KILLED),
+    ],
 )
 def test_every_command_of_a_page_does_what_it_says(page: str, killed: bool, machines: Machines) -> None:
     BEFORE[page](machines)

@@ -259,6 +259,8 @@ class Examination:
         elif replication.epoch is None:
             yield _ok("the site shares nothing")
         else:
+            for alarm in replication.alarms:
+                yield _warning(alarm, "docs/operations/replication.md says what each alarm means")
             yield _ok(f"the site follows topology {replication.epoch}")
 
     def _check_retention(self) -> Iterator[CheckResult]:

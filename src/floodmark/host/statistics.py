@@ -189,11 +189,14 @@ class ReplicationStatistics:
 
     @property
     def alarms(self) -> list[str]:
-        """All that an operator should look at, in words."""
+        """All that an operator should look at, in words; once for all namespaces of a source."""
         if self.returning is not None:
             return [self.returning]
+        namespaces: dict[tuple[str, str], list[str]] = {}
+        for link in self.links:
+            for alarm in link.alarms:
+                namespaces.setdefault((link.source, alarm.text), []).append(link.namespace)
         return [
-            f"{link.source} to {self.site}, {link.namespace}: {alarm.text}"
-            for link in self.links
-            for alarm in link.alarms
+            f"{source} to {self.site}, {', '.join(names)}: {text}"
+            for (source, text), names in namespaces.items()
         ]
