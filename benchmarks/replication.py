@@ -62,10 +62,9 @@ from benchmarks.replication_vectors import SITES as SITE_COUNTS
 from benchmarks.spark_data import serving
 from benchmarks.spark_processes import MASTER
 
-from floodmark.host.directory import default_site_id
 from floodmark.links.driver import TopologySummary, run_links, site_addresses
 from floodmark.links.process import ProcessRunner
-from floodmark.replication.topology import Topology
+from floodmark.replication.topology import Topology, default_site_id
 from floodmark.site.address import SiteAddress
 from floodmark.spark import SparkOptions, open_session
 from floodmark.spark.jobs import replicate_topology

@@ -27,8 +27,8 @@ from benchmarks.replication_processes import SITES, WARM_UP, WRITES_PER_SECOND, 
 from benchmarks.replication_sites import COMMIT, open_site, run_link, share
 from benchmarks.spark_data import VALUE_BYTES, Rows, serving
 
-from floodmark.host.directory import default_site_id
 from floodmark.partition import FAMILIES
+from floodmark.replication.topology import default_site_id
 from floodmark.site.address import SiteAddress
 
 # However long it takes to compare sites that are written to.

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from floodmark.host.directory import new_identity
 from floodmark.model.errors import InvalidConfiguration
 from floodmark.replication.topology import (
     Direction,
@@ -184,3 +185,11 @@ def test_topology_that_cannot_follow_is_refused(successor: Topology, problem: st
 )
 def test_topology_may_grow_and_remove_and_restore(successor: Topology) -> None:
     check_succession(ALL, successor)
+
+
+def test_an_id_that_is_left_out_follows_from_the_name_as_in_a_site_made_without_one() -> None:
+    topology = parse_topology("epoch = 1\nsites = {oslo = {}, rome = {id = 7}}")
+    assert {name: site.id for name, site in topology.sites.items()} == {
+        "oslo": new_identity("oslo", None).site_id,
+        "rome": 7,
+    }

@@ -1,69 +1,70 @@
-"""What the README shows of Spark, of jobs and of sites that copy each other is what happens."""
+"""The README runs from top to bottom, in an empty directory."""
 
-from collections.abc import Iterator
+import shlex
+import tomllib
+from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
-from deltalake import DeltaTable
-from pyspark.sql import SparkSession
-from tests.cli.support import run
-from tests.links.support import Served
-from tests.spark.test_operations import IDS, Machines
-from tests.test_readme import URL, blocks, commands
+from tests.cli.support import ROOT, run, running
+from tests.cli.test_tutorial import find_blocks, is_as_shown, run_python
+from tests.spark.test_operations import free_addresses
 
-import floodmark
+ADDRESSES = ("127.0.0.1:7100", "127.0.0.1:7200")
 
 
-def test_spark_reads_a_site_and_follows_it(spark: SparkSession, served: Served, tmp_path: Path) -> None:
-    served.site.create_namespace("users").put(b"ada", b"countess")
-    code = blocks("python")[2].replace(URL, served.url)
-    for name in ("state", "lake"):
-        code = code.replace(f'"{name}"', repr(str(tmp_path / name)))
-    names: dict[str, Any] = {"spark": spark}
-    exec(code, names)
-    (query,) = spark.streams.active
-    query.processAllAvailable()
-    query.stop()
-    assert [bytes(row.key) for row in names["users"].collect()] == [b"ada"]
-    assert [row._change_type for row in spark.read.parquet(str(tmp_path / "lake")).collect()] == ["upsert"]
-
-
-@pytest.mark.usefixtures("spark")
-def test_a_site_is_backed_up_restored_and_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with floodmark.open("data/oslo", site="oslo") as site:
-        site.create_namespace("users").put(b"ada", b"countess")
-    floodmark.open("data/rome", site="rome").close()
-    backup, restore, export = commands(2)
-    taken = run(*backup, "--json")
-    assert taken.code == 0, taken.errors
-    # The backup is younger than the moment on the page.
-    restored = run(*(taken.json["version"] if word.startswith("2026-") else word for word in restore))
-    exported = run(*export)
-    assert (restored.code, exported.code) == (0, 0), restored.errors + exported.errors
-    assert run("get", "data/rome", "users", "ada").text == "countess\n"
-    assert DeltaTable("lake/users").to_pyarrow_table().num_rows == 1
-
-
-@pytest.fixture
-def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
-    """Oslo and Rome, each with a server."""
-    monkeypatch.chdir(tmp_path)
-    machines = Machines(tmp_path)
-    for name in ("oslo", "rome"):
-        run("init", tmp_path / "data" / name, "--site", name, "--id", str(IDS[name]))
-        machines.serve(name)
-    yield machines
-    machines.end()
+def run_line(line: str, stack: ExitStack) -> str:
+    """Run a line of shell, behind `&` until the stack ends; what it printed."""
+    program, *words = shlex.split(line, comments=True)
+    if program == "pip":
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        assert words == ["install", ".[spark]"]
+        assert "spark" in extras
+        return ""
+    assert program == "floodmark", line
+    if words[-1] == "&":
+        process = stack.enter_context(running(*words[:-1]))
+        # A server prints a line when it is ready, for which the page tells to wait.
+        return process.stdout.readline().decode() if words[0] == "serve" and process.stdout else ""
+    outcome = run(*words)
+    assert outcome.code == 0, f"{line}\n{outcome.errors}"
+    return outcome.text
 
 
 @pytest.mark.usefixtures("spark")
-def test_sites_copy_each_other_and_agree(machines: Machines) -> None:
-    Path("topology.toml").write_text(machines.place(blocks("toml")[0]), "utf-8")
-    for words in commands(3):
-        # Without an end it would go on until Ctrl-C.
-        end = ["--once"] if words[0] == "replicate" else []
-        outcome = run(*map(machines.place, words), *end)
-        assert outcome.code == 0, outcome.errors
-    assert outcome.lines[-1] == "the sites agree"
+def test_the_readme_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "README.md").read_text()
+    for shown, free in zip(ADDRESSES, free_addresses(len(ADDRESSES)), strict=True):
+        assert shown in page
+        page = page.replace(shown, free)
+    # The shared session was started in another directory.
+    for place in ("state", "lake/changes"):
+        page = page.replace(f'"{place}"', repr(str(tmp_path / place)))
+    names: dict[str, object] = {"__name__": "readme"}
+    printed: dict[str, str] = {}
+    with ExitStack() as stack:
+        for block, following in pairwise([*find_blocks(page), None]):
+            assert block is not None
+            match block.language:
+                case "sh":
+                    printed |= {line: run_line(line, stack) for line in block.text.splitlines()}
+                case "python":
+                    shown = following.text if following and following.language == "text" else ""
+                    output = run_python(block.text, names)
+                    assert is_as_shown(shown, output), f"line {block.line}:\n{output}"
+                case "toml":
+                    Path("topology.toml").write_text(block.text, "utf-8")
+                case language:
+                    assert language == "text", f"line {block.line}: nothing runs a block of {language!r}"
+        run_python("site.close()", names)
+    (counted,) = (text for line, text in printed.items() if " get " in line)
+    assert counted == "5\n"
+    assert [text.splitlines()[-1] for line, text in printed.items() if " verify " in line] == [
+        "the sites agree",
+        "the sites agree",
+    ]
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("backups", "data", "exports", "lake", "state", "topology.toml"),
+    }

@@ -21,7 +21,6 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from floodmark.codec.digest import SEED, hash_bytes
 from floodmark.engine import Engine
 from floodmark.files.local import FULL_DISK, write_durably
 from floodmark.model.errors import (
@@ -39,6 +38,7 @@ from floodmark.model.format import FORMAT
 from floodmark.model.limits import SITE_IDS_MAX
 from floodmark.model.names import require_name
 from floodmark.partition.families import META, STORED_FORMAT
+from floodmark.replication.topology import default_site_id
 
 _IDENTITY: Final = "floodmark.json"
 _OWNER: Final = "owner"
@@ -319,11 +319,6 @@ def _load_identity(path: Path) -> Identity | None:
 
 def _write_identity(path: Path, identity: Identity) -> None:
     write_durably(path / _IDENTITY, msgspec.json.format(msgspec.json.encode(identity)) + b"\n")
-
-
-def default_site_id(name: str) -> int:
-    """An id for a site that was given none: always the same for a name, and seldom another's."""
-    return hash_bytes(name.encode(), SEED) % SITE_IDS_MAX + 1
 
 
 def _require_site_or_empty(path: Path, *, create: bool) -> None:

@@ -3,7 +3,6 @@
     epoch = 1
 
     [sites.oslo]
-    id = 1
     url = "grpc://oslo:7100"
 
     [sites.rome]
@@ -19,6 +18,7 @@
     sites = ["oslo", "rome"]
     sources = ["oslo"]
 
+A site that was made with an id of its own has it here too; else the id follows from the name in both places.
 Every site stores one (`members.py`).  It is replaced as a whole, and each replacement increments `epoch`.
 The changes of a namespace go from each of its `sources`, by default all of its sites, to its other sites.  A
 removed site stays in the topology with `state = "removed"`, because stamps carry its id.  A site restored
@@ -31,6 +31,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from floodmark.codec.digest import SEED, hash_bytes
 from floodmark.merge.policies import POLICIES
 from floodmark.model.errors import InvalidConfiguration, InvalidName
 from floodmark.model.limits import SITE_IDS_MAX
@@ -164,11 +165,21 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def parse_topology(text: str | bytes, place: str = "the topology") -> Topology:
     """Read a topology from TOML, and check it.  Errors name `place` as the origin of the text."""
     try:
-        topology = msgspec.toml.decode(text, type=Topology)
+        stated = msgspec.toml.decode(text)
+        sites = stated.get("sites")
+        for name, site in sites.items() if isinstance(sites, dict) else ():
+            if isinstance(site, dict):
+                site.setdefault("id", default_site_id(name))
+        topology = msgspec.convert(stated, Topology)
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
         raise InvalidConfiguration(f"{place} cannot be used: {error}") from error
     check_topology(topology, place)
     return topology
+
+
+def default_site_id(name: str) -> int:
+    """An id for a site that was given none: always the same for a name, and seldom another's."""
+    return hash_bytes(name.encode(), SEED) % SITE_IDS_MAX + 1
 
 
 def check_topology(topology: Topology, place: str = "the topology") -> None:
