@@ -240,6 +240,52 @@ def test_a_number_is_free_once_its_beats_have_stopped() -> None:
         claim(cluster.engine, NODES_MAX, lambda _: None)
 
 
+def test_a_process_that_claims_a_number_serves_when_the_one_before_has_no_lease() -> None:
+    cluster = Cluster()
+    first, _ = cluster.nodes
+    put(first, b"1")
+    suspended = serving(first)
+    assert claim(cluster.engine, 1, lambda seconds: cluster.time.advance(round(seconds * 1_000))) == 1
+    again = cluster.start(1)
+    put(again, b"2")
+    with pytest.raises(NodeFenced):
+        suspended.get(KEY)
+
+
+def test_a_number_is_not_claimed_over_a_beat_that_came_after_the_last_look() -> None:
+    cluster = Cluster()
+    first, _ = cluster.nodes
+    write, late = cluster.engine.write, [first.beat]
+
+    def beat_before(rows: Sequence[WriteRow], guards: Sequence[Guard] = ()) -> bool:
+        if late:
+            late.pop()()
+        return write(rows, guards)
+
+    with patch.object(cluster.engine, "write", beat_before):
+        assert claim(cluster.engine, 1, lambda _: cluster.time.advance(LEASE_MS)) == 1
+    # It looked once more, for as long again.
+    with pytest.raises(NodeFenced):
+        serving(first).get(KEY)
+    with pytest.raises(NodeFenced):
+        first.beat()
+
+
+def test_a_process_whose_number_was_claimed_does_not_take_it_back() -> None:
+    cluster = Cluster()
+    suspended, second = cluster.nodes
+    claim(cluster.engine, 1, lambda _: cluster.tick(second))
+    again = cluster.start(1)
+    for _ in range(2):
+        with pytest.raises(SiteLocked, match="another process has started as node 1"):
+            suspended.tick()
+    again.beat()
+    cluster.engine.close = lambda: None  # type: ignore[method-assign]
+    again.node.close()
+    suspended.tick()
+    assert suspended.incarnations == 2
+
+
 def test_what_a_node_leaves_that_stops_is_taken_over_at_once() -> None:
     cluster = Cluster()
     first, second = cluster.nodes

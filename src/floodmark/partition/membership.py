@@ -9,7 +9,7 @@ simulation calls both with `tick`.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -45,9 +45,10 @@ DEAD_MS: Final = NODE_SILENT_MS_MAX
 SKEW_MS_MAX: Final = NODE_SKEW_MS_MAX
 REGISTER_ATTEMPTS_MAX: Final = 10
 AGES_MS: Final = 1 << 40
-# How often, and after how long each time, a process looks whether another runs under its number.
+# How often, and after how long each time, a process looks whether another runs under its number: together as
+# long as a lease, so that one whose beats have stopped answers no reads any more.
 CLAIM_LOOKS: Final = 20
-CLAIM_LOOK_SECONDS: Final = 2 * BEAT_MS / 1_000 / CLAIM_LOOKS
+CLAIM_LOOK_SECONDS: Final = LEASE_MS / 1_000 / CLAIM_LOOKS
 
 _log = logging.getLogger("floodmark.partition")
 
@@ -66,6 +67,9 @@ class Beat(msgspec.Struct, frozen=True):
     since_ms: int = 0
     # How long the beat before took to be written; None if this incarnation wrote none.
     took_ms: int | None = None
+
+
+_decode_beat: Final = msgspec.json.Decoder(Beat).decode
 
 
 class _Seen(msgspec.Struct, frozen=True):
@@ -89,21 +93,24 @@ class _Seen(msgspec.Struct, frozen=True):
 
 def load_beats(engine: Engine) -> dict[int, Beat]:
     """The last beat of each node."""
-    return {
-        int.from_bytes(key[len(BEAT) :], "big"): msgspec.json.decode(stored, type=Beat)
-        for key, stored in read_metadata(engine, BEAT)
-    }
+    return {node: _decode_beat(stored) for node, stored in _stored_beats(engine).items()}
+
+
+def _stored_beats(engine: Engine) -> dict[int, bytes]:
+    return {int.from_bytes(key[len(BEAT) :], "big"): stored for key, stored in read_metadata(engine, BEAT)}
 
 
 def claim(engine: Engine, wanted: int | None, wait: Callable[[float], object]) -> int:
     """Claim a number for a process that is about to register: the `wanted` one, or the lowest that is free.
 
-    A number is taken while its beats go on.  Raises SiteLocked if the wanted one is, or none is free.
+    A number is taken while its beats go on.  The process that had it before has no lease any more, and its
+    fence is raised with the claim.  Raises SiteLocked if the wanted number is taken, or none is free.
     """
     if wanted is not None:
         require_number(wanted)
     while True:
-        taken = _find_taken(engine, wanted, wait)
+        first = _stored_beats(engine)
+        taken = _find_taken(engine, first, wanted, wait)
         free = [each for each in ([wanted] if wanted else range(1, NODES_MAX)) if each not in taken]
         if not free:
             raise SiteLocked(
@@ -112,23 +119,28 @@ def claim(engine: Engine, wanted: int | None, wait: Callable[[float], object]) -
                 else f"all {NODES_MAX - 1} numbers of nodes are in use; stop a node first",
                 node=wanted,
             )
-        key = numbered(BEAT, free[0])
-        last = engine.get(META, key)
-        counter = 0 if last is None else msgspec.json.decode(last, type=Beat).counter
-        claimed = msgspec.json.encode(Beat(counter + 1, 0))
-        if engine.write([(META, key, claimed)], [Guard(META, key, last)]):
-            return free[0]
+        node = free[0]
+        last, incarnation = first.get(node), load_number(engine, numbered(FENCE, node))
+        claimed = Beat(1 if last is None else _decode_beat(last).counter + 1, 0)
+        rows = [
+            (META, numbered(BEAT, node), msgspec.json.encode(claimed)),
+            (META, numbered(FENCE, node), encode_number(incarnation + 1)),
+        ]
+        # Not if a beat came after the last look: it may have begun a lease.
+        if engine.write(rows, [Guard(META, numbered(BEAT, node), last), fence_guard(node, incarnation)]):
+            return node
 
 
-def _find_taken(engine: Engine, wanted: int | None, wait: Callable[[float], object]) -> set[int]:
-    """The nodes that beat: of all that have beats, or of the wanted one."""
-    first = load_beats(engine)
+def _find_taken(
+    engine: Engine, first: Mapping[int, bytes], wanted: int | None, wait: Callable[[float], object]
+) -> set[int]:
+    """The nodes that beat: of all that had beats at first, or of the wanted one."""
     taken: set[int] = set()
     for _ in range(CLAIM_LOOKS):
         if not ({wanted} if wanted else first.keys()) & (first.keys() - taken):
             break
         wait(CLAIM_LOOK_SECONDS)
-        taken |= {node for node, beat in load_beats(engine).items() if beat != first.get(node)}
+        taken |= {node for node, beat in _stored_beats(engine).items() if beat != first.get(node)}
     return taken
 
 
@@ -144,12 +156,22 @@ def drained_nodes(engine: Engine) -> set[int]:
     return {node for node, mark in marks.items() if engine.get(META, numbered(FENCE, node)) == mark}
 
 
-def register(engine: Engine, node: int) -> FencedEngine:
-    """Begin an incarnation of a node: raise its fence, so that an earlier one writes nothing any more."""
+def register(engine: Engine, node: int, own: Container[int] | None = None) -> FencedEngine:
+    """Begin an incarnation of a node: raise its fence, so that an earlier one writes nothing any more.
+
+    A process that had the number before says by `own` when its incarnations began.  Raises SiteLocked if the
+    last beat is of another process, which has claimed the number since.
+    """
     require_number(node)
     for _ in range(REGISTER_ATTEMPTS_MAX):
         before = load_number(engine, numbered(FENCE, node))
-        if raise_fence(engine, node, before):
+        last = engine.get(META, numbered(BEAT, node))
+        if own is not None and last is not None and _decode_beat(last).since_ms not in own:
+            raise SiteLocked(
+                f"another process has started as node {node}; give each process a number of its own",
+                node=node,
+            )
+        if raise_fence(engine, node, before, Guard(META, numbered(BEAT, node), last)):
             return FencedEngine(engine, node, before + 1)
     raise NodeFenced(
         f"node {node} could not start: other processes start with the same number, or declare it dead. Give "
@@ -158,10 +180,10 @@ def register(engine: Engine, node: int) -> FencedEngine:
     )
 
 
-def raise_fence(engine: Engine, node: int, incarnation: int) -> bool:
-    """End an incarnation of a node; False if it has ended before."""
+def raise_fence(engine: Engine, node: int, incarnation: int, *guards: Guard) -> bool:
+    """End an incarnation of a node; False if it has ended before, or a guard fails."""
     raised = [(META, numbered(FENCE, node), encode_number(incarnation + 1))]
-    if not engine.write(raised, [fence_guard(node, incarnation)]):
+    if not engine.write(raised, [fence_guard(node, incarnation), *guards]):
         return False
     engine.sync()
     return True
@@ -177,7 +199,7 @@ class Membership:
         self.url = url
         self._time_source = time_source
         self._elapsed_source = elapsed_source
-        self._since_ms = time_source()
+        self.since_ms = time_source()
         self._began_ms: int | None = None
         self._took_ms: int | None = None
         last = load_beats(engine).get(engine.node)
@@ -196,7 +218,7 @@ class Membership:
             self.url,
             load,
             dict(held or {}),
-            self._since_ms,
+            self.since_ms,
             self._took_ms,
         )
         key = numbered(BEAT, self._engine.node)
@@ -302,6 +324,8 @@ class SharedNode:
         # The versions that readers at this node need, which its beats tell.
         self.held: Callable[[], Mapping[int, Version]] = dict
         self._is_up = False
+        # When the incarnations of this process began.
+        self._own: set[int] = set()
         self._shared = engine
         self._site_id = site_id
         self._time_source = time_source
@@ -318,10 +342,11 @@ class SharedNode:
 
         If it fails, the last incarnation stays as it is, fenced, and `tick` tries again.
         """
-        engine = register(self._shared, self.number)
+        engine = register(self._shared, self.number, self._own or None)
         membership = Membership(
             engine, url=self._url, time_source=self._time_source, elapsed_source=self._elapsed_source
         )
+        self._own.add(membership.since_ms)
         # Before the map is loaded: no other node declares this one dead while it starts.
         membership.beat()
         ceiling = EngineBound(engine, key=numbered(CEILING, self.number))

@@ -35,7 +35,7 @@ from floodmark.partition.beating import NODE
 from floodmark.partition.families import CATALOG, DATA, FENCE, LOG, LOGS, META
 from floodmark.partition.fencing import numbered
 from floodmark.partition.layout import LogRow, load_partitions
-from floodmark.partition.membership import BEAT_MS, SharedNode
+from floodmark.partition.membership import BEAT_MS, SharedNode, claim
 from floodmark.partition.prepared.writes import PREPARED
 from floodmark.partition.read.changelog import version_of
 from floodmark.testing.clock import SimulatedTime
@@ -202,6 +202,7 @@ class Member:
     def start(self) -> None:
         """Run a new process for the node; an old one goes on if clients call it."""
         world = self._world
+        claim(world.engine, self.number, lambda seconds: world.pass_time(round(seconds * 1_000)))
         self.shared = SharedNode(
             world.engine,
             self.number,
@@ -276,7 +277,7 @@ class NodesWorld:
         for member in self.members:
             member.offset_ms = 0
         for _ in range(30):
-            self._pass_time(BEAT_MS)
+            self.pass_time(BEAT_MS)
         self._follow(self.members[0])
         self._judge()
 
@@ -293,16 +294,17 @@ class NodesWorld:
             fence = _fence_of(self.engine, member)
             longest_ms = HARSH_MS if self._harsh else self.random.choice((10, 1_000, 9_000))
             for _ in range(self.random.randint(1, 10)):
-                self._pass_time(self.random.randint(0, longest_ms // 5))
+                self.pass_time(self.random.randint(0, longest_ms // 5))
                 self._act()
             if doing and _fence_of(self.engine, member) != fence:
                 self.taken_over.update([doing, "seal"] if seals else [doing])
 
     def _step(self) -> None:
-        self._pass_time(self.random.choice((1, 50, 300, 1_000)))
+        self.pass_time(self.random.choice((1, 50, 300, 1_000)))
         self._act()
 
-    def _pass_time(self, milliseconds: int) -> None:
+    def pass_time(self, milliseconds: int) -> None:
+        """Let time pass for all, and the nodes that are free beat and watch."""
         self.time.advance(milliseconds)
         for member in self.members:
             if member not in self.busy and member.due_ms <= self.time():
@@ -351,7 +353,7 @@ class NodesWorld:
             partition = self._any_life(member, "prepare").map.route(key)
             self._prepared[name] = partition.prepare(name, [key], [encode_value(name.encode())])
             member.doing = ""
-            self._pass_time(self.random.choice((0, 500, 3_000)))
+            self.pass_time(self.random.choice((0, 500, 3_000)))
             fate = self.settle(name)
             if partition.commit_prepared(name, fate.version):
                 self.record.acknowledged[key].append(fate.version)
