@@ -10,10 +10,12 @@ from tests.waiting import HANG_SECONDS
 
 from floodmark.cli.commands import serving
 from floodmark.cli.commands.doctor import check_nodes
+from floodmark.cli.failures import UNREACHABLE, report
 from floodmark.host.examination import Severity
 from floodmark.host.nodes import NodeHost
 from floodmark.host.ports import Balance
-from floodmark.model.errors import Unreachable
+from floodmark.model.errors import SiteLocked, Unreachable
+from floodmark.partition.membership import claim
 
 
 @pytest.fixture
@@ -51,7 +53,18 @@ def test_partitions_are_moved_and_their_nodes_shown(url: str) -> None:
     rows = run("partition", "list", url, "--json").json_lines
     assert {each["id"]: each["node"] for each in rows}[moved["partition"]] == target
     assert run("partition", "rebalance", url, "--by", "count", "--json").json_lines
+    even = run("partition", "rebalance", url, "--by", "count")
+    assert (even.code, even.text, even.errors) == (0, "", "no partition was moved\n")
     assert run("partition", "rebalance", url, "--by", "colour").code == 64
+
+
+def test_a_number_in_use_is_refused_with_words_about_numbers(
+    cluster: NodeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SiteLocked) as refused:
+        claim(cluster.engine, 2, lambda _: cluster.tick())
+    assert report(refused.value, debug=False, json=False) == UNREACHABLE
+    assert "leave out --node" in capsys.readouterr().err
 
 
 def test_status_and_doctor_tell_of_nodes(cluster: NodeCluster, url: str) -> None:

@@ -179,6 +179,9 @@ def _words(error: Exception, code: int) -> tuple[str, str]:
             return _say_collected(error)
         case errors.Unreachable():
             return _say_unreachable(error)
+        case errors.SiteLocked() if "node" in error.details:
+            hint = "leave out --node to take the lowest number that is free"
+            return str(error), hint if error.details["node"] else ""
         case errors.NotASite() if error.details.get("missing"):
             return str(error), "check the path, or make a site with floodmark init"
         case errors.FloodmarkError():

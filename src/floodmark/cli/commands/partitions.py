@@ -9,7 +9,7 @@ import typer
 
 import floodmark
 from floodmark.cli.arguments import BYTES_HELP, READERS, Commands, OpenSite, parse
-from floodmark.cli.render.output import Output
+from floodmark.cli.render.output import Output, note
 from floodmark.cli.render.progress import counted
 from floodmark.cli.render.text import draw_bar, draw_sparkline, json_bytes, show_bytes, show_time
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
@@ -141,11 +141,14 @@ def rebalance(
 
 
 def show_moves(output: Output, moves: list[Move]) -> None:
-    """Print which partitions went where."""
+    """Print which partitions went where, with the ids that they have now."""
+    if not moves:
+        note("no partition was moved")
+        return
     output.rows(
         moves,
         {
-            "partition": lambda each: str(each.partition),
+            "new id": lambda each: str(each.partition),
             "from": lambda each: f"node {each.source}",
             "to": lambda each: f"node {each.target}",
         },
