@@ -172,8 +172,8 @@ class Mirror:
 
     def end(self) -> None:
         """End the link, whatever it does."""
-        self._process.kill()
-        self._process.wait()
+        with self._process:
+            self._process.kill()
 
 
 def suspend(node: NodeProcess, seconds: float) -> None:

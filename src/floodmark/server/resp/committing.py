@@ -200,24 +200,24 @@ class Committing:
             self._loop.call_soon_threadsafe(self._answer, jobs, monotonic_seconds() - started)
 
     def _commit(self, jobs: Sequence[Job]) -> None:
-        commits: list[Commit] = []
         try:
             node = self.node
-            commits += plan_puts(node, jobs)
+            commits = plan_puts(node, jobs)
             commits += [job.commit for job in jobs if isinstance(job.commit, Step)]
             if commits:
                 node.require_open()
                 commit_together(node.committer, commits)
         except FloodmarkError as error:
-            for commit in commits:
-                commit.error = commit.error or error
+            _fail(jobs, error)
         except BaseException:
             _log.exception("a round of group commit failed unexpectedly")
-            for commit in commits:
-                commit.error = commit.error or OutcomeUnknown(
+            _fail(
+                jobs,
+                OutcomeUnknown(
                     "the server failed unexpectedly, and whether the write happened is not known; read "
                     "before you repeat it"
-                )
+                ),
+            )
 
     def _answer(self, jobs: Sequence[Job], seconds: float) -> None:
         now = monotonic_seconds()
@@ -278,6 +278,15 @@ class Committing:
             self._look_after(connection)
         else:
             connection.run()
+
+
+def _fail(jobs: Sequence[Job], error: FloodmarkError) -> None:
+    """End the jobs of a round that failed as a whole, also those for which no commit was planned."""
+    for job in jobs:
+        if job.commit is not None:
+            job.commit.error = job.commit.error or error
+        elif job.value is not None:
+            job.refuse(error)
 
 
 def plan_puts(node: Node, jobs: Sequence[Job]) -> list[Commit]:
