@@ -146,6 +146,7 @@ def test_split_columns_have_the_same_types_with_and_without_rows_that_need_them(
         pyarrow.int64(),
         pyarrow.int32(),
         pyarrow.uint64(),
+        pyarrow.bool_(),
     ]
     for stored in ([], [encode_value(b"a")], [full], [full, encode_value(b"b")]):
         assert [array.type for array in split_values(column(stored))] == expected

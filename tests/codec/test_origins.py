@@ -64,7 +64,7 @@ def test_what_is_not_a_record_is_refused() -> None:
     stamp = numpy.array([7], numpy.uint64)
     key = pyarrow.array([b"ada"])
     copied = encode_value(b"1", origin=Stamp(7, SITE))
-    for broken in (b"", b"\x10", b"\x01", b"\x20", b"\x00\x00\x00\x09\x20"):
+    for broken in (b"", b"\x40", b"\x01", b"\x20", b"\x00\x00\x00\x09\x20"):
         with pytest.raises(Corruption):
             add_origins(pyarrow.array([broken]), stamp, SITE)
     for broken in (b"", b"\x00", b"short\x04", copied[:-1] + b"\x05"):

@@ -16,6 +16,7 @@ from floodmark.codec.values import (
     TOMBSTONE,
     decode_value,
     encode_value,
+    mark_batch,
 )
 from floodmark.model.change import Stamp
 from floodmark.model.errors import Corruption
@@ -44,9 +45,10 @@ RECORDS = st.builds(
 
 
 def encode_record(record: Record) -> bytes:
-    return encode_value(
+    stored = encode_value(
         record.value, record.expires_at, record.deleted, origin=record.origin, stamps=record.stamps
     )
+    return mark_batch(stored) if record.batched else stored
 
 
 @pytest.mark.parametrize(
@@ -82,7 +84,7 @@ def test_shortcuts_are_what_the_encoder_gives() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "expires_at", "deleted", "origin", "stamps"),
+    ("value", "expires_at", "deleted", "origin", "stamps", "batched"),
     list(
         product(
             (b"", b"a", b"\0\xff" * 20),
@@ -90,13 +92,19 @@ def test_shortcuts_are_what_the_encoder_gives() -> None:
             (False, True),
             (None, Stamp(7, 255)),
             (None, b"\x01", b"\x02" * 300),
+            (False, True),
         )
     ),
 )
 def test_every_combination_survives_a_round_trip(
-    value: bytes, expires_at: int | None, deleted: bool, origin: Stamp | None, stamps: bytes | None
+    value: bytes,
+    expires_at: int | None,
+    deleted: bool,
+    origin: Stamp | None,
+    stamps: bytes | None,
+    batched: bool,
 ) -> None:
-    record = Record(value, expires_at, deleted, origin, stamps)
+    record = Record(value, expires_at, deleted, origin, stamps, batched)
     assert decode_value(encode_record(record)) == record
 
 
@@ -105,7 +113,7 @@ def test_records_survive_a_round_trip(record: Record) -> None:
     assert decode_value(encode_record(record)) == record
 
 
-@pytest.mark.parametrize("flags", [flags for flags in range(256) if flags & ~0b100111])
+@pytest.mark.parametrize("flags", [flags for flags in range(256) if flags & ~0b110111])
 def test_unknown_flags_are_refused(flags: int) -> None:
     with pytest.raises(Corruption, match="unknown flags"):
         decode_value(bytes(40) + bytes([flags]))

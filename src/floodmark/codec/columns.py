@@ -38,9 +38,11 @@ from floodmark.codec.values import (
     HAS_EXPIRY,
     HAS_ORIGIN,
     HAS_STAMPS,
+    IN_BATCH,
     PLAIN,
     decode_value,
     encode_value,
+    unmark_batch,
 )
 from floodmark.columns.packed import borders_of, pack_array, to_binary, window
 from floodmark.model.errors import Corruption
@@ -120,6 +122,9 @@ class StoredRows:
         else:
             stored = [self._rows[row][1] for row in chosen.tolist()]
             records = self._records(chosen)
+            if records.has(IN_BATCH).any():
+                stored = list(map(unmark_batch, stored))
+                records = Records.of(pyarrow.array(stored, BINARY))
             rests, digests = (
                 _thin(stored, records)
                 if content is Content.THIN

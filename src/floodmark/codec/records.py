@@ -37,6 +37,7 @@ from floodmark.codec.values import (
     HAS_EXPIRY,
     HAS_ORIGIN,
     HAS_STAMPS,
+    IN_BATCH,
     KNOWN_FLAGS,
     PLAIN,
     STAMPS_LENGTH_BYTES,
@@ -80,6 +81,7 @@ class StoredColumns(NamedTuple):
     expires_at: pyarrow.Int64Array
     origin_site: pyarrow.Int32Array
     origin_version: pyarrow.UInt64Array
+    batched: pyarrow.BooleanArray
 
 
 class Records:
@@ -192,6 +194,7 @@ def split_values(stored: pyarrow.BinaryArray, physical_ms: int | None = None) ->
         expires_at=_with_nulls(expiries, has_expiry, pyarrow.int64()),
         origin_site=_with_nulls(records.origin_sites(has_origin), has_origin, pyarrow.int32()),
         origin_version=_with_nulls(records.origin_versions(has_origin), has_origin, pyarrow.uint64()),
+        batched=pyarrow.array(records.has(IN_BATCH)),
     )
 
 

@@ -17,6 +17,7 @@ from floodmark.codec.values import (
     HAS_EXPIRY,
     HAS_ORIGIN,
     HAS_STAMPS,
+    IN_BATCH,
     PLAIN,
     decode_value,
     find_stamps,
@@ -42,7 +43,11 @@ def _origin_place(flags: int) -> slice:
 
 
 # The place of the origin in a record without stamps, by the flags that the record ends with.
-_PLACES: Final = {flags: _origin_place(flags) for flags in range(1 + (HAS_EXPIRY | DELETED | HAS_ORIGIN))}
+_PLACES: Final = {
+    flags: _origin_place(flags)
+    for flags in range(1 + (HAS_EXPIRY | DELETED | HAS_ORIGIN | IN_BATCH))
+    if not flags & ~(HAS_EXPIRY | DELETED | HAS_ORIGIN | IN_BATCH)
+}
 
 
 def encode_stamp(version: Version, site: int) -> bytes:

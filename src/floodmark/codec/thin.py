@@ -6,8 +6,9 @@ A *thin* record is a stored record (`values.py`) with digests in place of values
     fields        the text of each field is the 8 bytes of its digest, big-endian
     counter       as it is
 
-The digest beside a thin record is XXH64 with seed 42 over the record as it is stored, without its origin.  A
-state has exactly one encoding (`states.py`), so equal digests mean equal records, at all sites.
+The digest beside a thin record is XXH64 with seed 42 over the record as it is stored, without its origin and
+the bit of a batch.  A state has exactly one encoding (`states.py`), so equal digests mean equal records, at
+all sites.
 """
 
 from typing import Final
@@ -15,7 +16,7 @@ from typing import Final
 from floodmark.codec.digest import SEED, hash_bytes
 from floodmark.codec.stamps import STAMP_BYTES
 from floodmark.codec.states import CounterState, Field, FieldsState, decode_state, encode_state
-from floodmark.codec.values import HAS_ORIGIN, PLAIN, decode_value, encode_value
+from floodmark.codec.values import HAS_ORIGIN, PLAIN, decode_value, encode_value, unmark_batch
 from floodmark.model.record import Record
 
 DIGEST_BYTES: Final = 8
@@ -29,7 +30,7 @@ def thin_record(stored: bytes) -> tuple[bytes, int]:
 
     >>> thin, digest = thin_record(encode_value(b"a long value", expires_at=2))
     >>> decode_value(thin)
-    Record(value=b'', expires_at=2, deleted=False, origin=None, stamps=None)
+    Record(value=b'', expires_at=2, deleted=False, origin=None, stamps=None, batched=False)
     >>> digest == thin_record(encode_value(b"another value", expires_at=2))[1]
     False
     """
@@ -38,6 +39,7 @@ def thin_record(stored: bytes) -> tuple[bytes, int]:
         return PLAIN, hash_bytes(stored, SEED)
     if stored[-1:] == _COPIED and len(stored) >= -_COPIED_END:
         return stored[_COPIED_END:], hash_bytes(stored[:_COPIED_END] + PLAIN, SEED)
+    stored = unmark_batch(stored) if stored else stored
     record = decode_value(stored)
     digest = hash_bytes(_without_origin(stored, record), SEED)
     if record.stamps is None:
@@ -57,7 +59,8 @@ def digest_record(stored: bytes) -> int:
     >>> digest_record(encode_value(b"ada")) == digest_record(encode_value(b"ada", origin=Stamp(7, 2)))
     True
     """
-    return hash_bytes(_without_origin(stored, decode_value(stored)), SEED)
+    record = decode_value(stored)
+    return hash_bytes(_without_origin(unmark_batch(stored), record), SEED)
 
 
 def _without_origin(stored: bytes, record: Record) -> bytes:

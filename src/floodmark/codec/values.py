@@ -8,11 +8,12 @@
     bit 0   an expiry is present
     bit 1   deleted: a tombstone
     bit 2   origin: version (8 bytes, big-endian), then site id (1 byte)
+    bit 4   written by an atomic batch, whose id is the commit version
     bit 5   stamps: a body (`states.py`), then its length (4 bytes, big-endian)
     bit 7   another flag byte precedes
 
-A record with no bit but 0 and 1 is exactly TiKV's.  Extensions stand in the order of their bits.  An unknown
-bit is an error: to ignore it would lose data.
+A record with no bit but 0 and 1 is exactly TiKV's.  Extensions stand in the order of their bits; the bit of a
+batch has none.  An unknown bit is an error: to ignore it would lose data.
 
 Stamps make a record a state, which is merged with others of its key.  Their first byte is its kind.
 """
@@ -27,8 +28,9 @@ from floodmark.model.record import Record
 HAS_EXPIRY: Final = 1 << 0
 DELETED: Final = 1 << 1
 HAS_ORIGIN: Final = 1 << 2
+IN_BATCH: Final = 1 << 4
 HAS_STAMPS: Final = 1 << 5
-KNOWN_FLAGS: Final = HAS_EXPIRY | DELETED | HAS_ORIGIN | HAS_STAMPS
+KNOWN_FLAGS: Final = HAS_EXPIRY | DELETED | HAS_ORIGIN | IN_BATCH | HAS_STAMPS
 
 # The kinds of states.  Of expiring fields, one expires before the record does.
 FIELDS: Final = 1
@@ -79,7 +81,7 @@ def decode_value(stored: bytes) -> Record:
     """Undo `encode_value`.
 
     >>> decode_value(bytes.fromhex("61000000000000000201"))
-    Record(value=b'a', expires_at=2, deleted=False, origin=None, stamps=None)
+    Record(value=b'a', expires_at=2, deleted=False, origin=None, stamps=None, batched=False)
     """
     if not stored:
         raise Corruption("a stored record is empty; it must end with a byte of flags")
@@ -101,7 +103,25 @@ def decode_value(stored: bytes) -> Record:
         end -= _ORIGIN.size
         _require(end, "origin")
         origin = Stamp(*_ORIGIN.unpack_from(stored, end))
-    return Record(stored[:end], expires_at, bool(flags & DELETED), origin, stamps)
+    return Record(stored[:end], expires_at, bool(flags & DELETED), origin, stamps, bool(flags & IN_BATCH))
+
+
+def mark_batch(stored: bytes) -> bytes:
+    """A stored record as an atomic batch writes it.
+
+    >>> mark_batch(encode_value(b"a")).hex(), mark_batch(mark_batch(encode_value(b"a"))).hex()
+    ('6110', '6110')
+    """
+    return stored[:-1] + bytes([stored[-1] | IN_BATCH])
+
+
+def unmark_batch(stored: bytes) -> bytes:
+    """A stored record as it is compared: of a merged record, the last write decides the bit.
+
+    >>> unmark_batch(mark_batch(encode_value(b"a"))) == unmark_batch(encode_value(b"a")) == encode_value(b"a")
+    True
+    """
+    return stored[:-1] + bytes([stored[-1] & ~IN_BATCH]) if stored[-1] & IN_BATCH else stored
 
 
 def find_stamps(stored: bytes, end: int) -> int:

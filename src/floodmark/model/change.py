@@ -40,6 +40,8 @@ class Change(msgspec.Struct, frozen=True, gc=False):
 
     With `snapshot` it is a row of a snapshot at `version`: what the key held then, whenever that was
     written.  Its stamp is the one that it was written with.
+
+    The changes of an atomic batch have its id, the version of its commit, as `batch`.
     """
 
     namespace: str
@@ -51,6 +53,7 @@ class Change(msgspec.Struct, frozen=True, gc=False):
     partition: int
     expires_at: int | None = None
     snapshot: bool = False
+    batch: Version | None = None
 
 
 class Resolved(msgspec.Struct, frozen=True):

@@ -10,7 +10,8 @@ class Record(msgspec.Struct, frozen=True):
     """A value or a tombstone, as one version of a key holds it.
 
     `origin` is None where the record was first written at the site that holds it.  `stamps` are those of its
-    fields or of its counts, where the record is merged with others of its key.
+    fields or of its counts, where the record is merged with others of its key.  `batched` tells that an
+    atomic batch wrote it.
     """
 
     value: bytes
@@ -18,6 +19,7 @@ class Record(msgspec.Struct, frozen=True):
     deleted: bool = False
     origin: Stamp | None = None
     stamps: bytes | None = None
+    batched: bool = False
 
     def is_dead_at(self, physical_ms: int) -> bool:
         """Whether a reader at this time finds nothing.  A record is gone in the second it expires in.

@@ -205,6 +205,7 @@ class Decoder:
                     partition,
                     image.expires_at,
                     is_snapshot,
+                    version if record.batched else None,
                 )
 
     def _name(self, encoded: bytes) -> str | None:

@@ -13,7 +13,8 @@ is opened at a checkpoint lists the files that hold something above it, and leav
 that one of them has.
 
 The columns are those of Floodmark's change rows elsewhere: `key, value, _change_type, _commit_version,
-_commit_timestamp, _origin_site, _origin_version, _site_partition, _expires_at, _snapshot`.
+_commit_timestamp, _origin_site, _origin_version, _site_partition, _expires_at, _snapshot,
+_batch`.
 
 The rows of a snapshot file are in order of keys.  The hash in its name is that of its first key.
 """
@@ -53,6 +54,7 @@ SCHEMA: Final = pyarrow.schema(
         pyarrow.field("_expires_at", pyarrow.timestamp("us", "UTC")),
         # Null in files that were written before there were snapshots.
         pyarrow.field("_snapshot", pyarrow.bool_()),
+        pyarrow.field("_batch", pyarrow.int64()),
     ]
 )
 
@@ -246,6 +248,7 @@ def to_table(changes: Sequence[Change]) -> pyarrow.Table:
             [change.partition for change in changes],
             [_microseconds(change.expires_at) for change in changes],
             [change.snapshot for change in changes],
+            [change.batch for change in changes],
         ],
         schema=SCHEMA,
     )

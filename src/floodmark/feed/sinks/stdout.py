@@ -74,6 +74,7 @@ def change_fields(change: Change) -> dict[str, object]:
         "origin_site_id": change.stamp.site,
         "expires_at": _show_expiry(change.expires_at),
         "snapshot": change.snapshot,
+        "batch": None if change.batch is None else str(change.batch),
     }
 
 

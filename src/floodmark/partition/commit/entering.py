@@ -103,8 +103,7 @@ class Entrance:
     def check(self, keys: Sequence[bytes], values: Sequence[bytes], kind: WriteKind) -> None:
         """Refuse qualified keys and stored values that may not enter: nothing of them is stored then."""
         check_keys(keys)
-        if len(values) != len(keys):
-            raise InvalidArgument(f"{len(keys):,} keys came with {len(values):,} values; send one for each")
+        require_paired(keys, values)
         self._check_engine(keys, values, kind)
         namespaces = namespaces_of(keys)
         if namespaces <= self.plain:
@@ -173,6 +172,12 @@ def check_keys(keys: Sequence[bytes]) -> None:
             )
     if not ordered and len(set(keys)) != len(keys):
         raise InvalidArgument("a commit must name each key once")
+
+
+def require_paired(keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+    """Raise unless there is a value for each key."""
+    if len(values) != len(keys):
+        raise InvalidArgument(f"{len(keys):,} keys came with {len(values):,} values; send one for each")
 
 
 def check_key(key: object) -> None:
@@ -293,6 +298,12 @@ def _check_record(key: bytes, value: bytes, policy: str | None, kind: WriteKind)
         or (kind is WriteKind.MERGE and not is_merged)
     ):
         raise _wrong_policy(key, policy or found)
+    if record.batched and not copied:
+        raise InvalidValue(
+            f"the value of {_shown(key)} carries the mark of an atomic batch, which only a commit "
+            "sets; write it in a batch",
+            key=key[NAMESPACE_BYTES:],
+        )
     has_origin = record.origin is not None and 0 not in (record.origin.version, record.origin.site)
     if has_origin != copied or (record.origin is not None) != copied:
         raise InvalidValue(

@@ -42,7 +42,7 @@ from floodmark.model.ranges import after
 from floodmark.model.version import Version
 from floodmark.partition.commit.commit import CommitTally, tally_one
 from floodmark.partition.commit.expiry_index import index_rows
-from floodmark.partition.commit.merging import is_state, kind_of
+from floodmark.partition.commit.merging import is_state, kind_of, mark_like
 from floodmark.partition.families import DATA, LOG
 from floodmark.partition.read.records import find_stored
 
@@ -230,7 +230,7 @@ def _redo(
     if not is_copy and kind_of(logged) == "counter":
         logged = _count_again(current, before, version, logged, site)
     joined = merge_states(current, logged, own=Stamp(version, site))
-    return None if is_copy and joined is current else Written(logged, joined)
+    return None if is_copy and joined is current else mark_like(stored, Written(logged, joined))
 
 
 def _count_again(current: bytes, before: bytes | None, version: Version, logged: bytes, site: int) -> bytes:

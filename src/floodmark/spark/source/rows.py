@@ -26,6 +26,7 @@ from floodmark.model.stream import ChangeBatch
 from floodmark.model.version import COUNTER_BITS, MOMENT_SECONDS_MAX, Version
 from floodmark.spark.source.fields import find_first, read_fields
 from floodmark.spark.source.schemas import (
+    BATCH,
     JSON,
     SNAPSHOT,
     STAMPS,
@@ -41,7 +42,7 @@ _MOMENT: Final = pyarrow.timestamp("us", "UTC")
 # Arrow miscounts where no end is named.
 _QUALIFIED_BYTES_MAX: Final = NAMESPACE_BYTES + KEY_BYTES_MAX
 
-_OWN: Final = frozenset({*STATES.names, "digest", SNAPSHOT.name})
+_OWN: Final = frozenset({*STATES.names, "digest", SNAPSHOT.name, BATCH.name})
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,8 @@ class _Columns:
     origin_sites: pyarrow.Int32Array
     origin_versions: pyarrow.UInt64Array
     expiries: pyarrow.Int64Array
+    # The id of the atomic batch; null for other writes.
+    batches: pyarrow.UInt64Array
     digests: pyarrow.Int64Array | None = None
     # The stored values.
     records: pyarrow.BinaryArray | None = None
@@ -114,6 +117,7 @@ def _columns_of(
         origin_sites=stored.origin_site,
         origin_versions=stored.origin_version,
         expiries=stored.expires_at,
+        batches=compute.if_else(stored.batched, versions, None),
         records=records,
     )
 
@@ -264,6 +268,8 @@ def _own_column(columns: _Columns, field: pyarrow.Field, rows: RowFormat) -> pya
             return pyarrow.array([decode_value(record).stamps for record in stored], _BINARY)
         case "_snapshot":
             return pyarrow.array(numpy.full(len(columns.keys), columns.snapshot))
+        case "_batch":
+            return columns.batches.cast(_LONG)
     raise AssertionError(field.name)
 
 

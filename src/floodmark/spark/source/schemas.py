@@ -54,7 +54,9 @@ STAMPS: Final = StructField("_stamps", BinaryType())
 STATES: Final = StructType([*RECORDS, STAMPS])
 # Whether a row belongs to the snapshot that a change feed begins with.
 SNAPSHOT: Final = StructField("_snapshot", BooleanType(), nullable=False)
-CHANGES: Final = StructType([*RECORDS, SNAPSHOT])
+# The id of the atomic batch that wrote a row.
+BATCH: Final = StructField("_batch", LongType())
+CHANGES: Final = StructType([*RECORDS, SNAPSHOT, BATCH])
 DIGESTS: Final = StructType([KEY, DIGEST, CHANGE_TYPE, *METADATA])
 
 # The columns by the option `rows`.
