@@ -80,6 +80,7 @@ if TYPE_CHECKING:
         WrongPolicy,
     )
     from floodmark.site import (
+        Batch,
         Codec,
         CodedNamespace,
         CodedView,
@@ -99,6 +100,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AcknowledgementConflict",
     "BackupDamaged",
+    "Batch",
     "CannotOpen",
     "CaptureState",
     "CatalogChanged",
@@ -201,7 +203,8 @@ _LAZY = {
         *("Change", "ChangeType", "Heartbeat", "KeyRange", "Resolved", "Stamp", "Version", "Versioned"),
     ),
     "floodmark.site": (
-        *("Codec", "CodedNamespace", "CodedView", "GarbageReport", "Namespace", "NamespaceSettings"),
+        *("Batch", "Codec", "CodedNamespace", "CodedView", "GarbageReport", "Namespace"),
+        "NamespaceSettings",
         *("SafePoint", "Site", "SiteStatistics", "Transaction", "View", "Writer"),
     ),
     "floodmark.site.connecting": ("connect",),

@@ -60,6 +60,7 @@ class Write(TypedDict):
     partition: int
     origin: NotRequired[tuple[int, int]]
     fades: NotRequired[tuple[int, str]]
+    batch: NotRequired[int]
 
 
 class Content(TypedDict):
@@ -236,6 +237,7 @@ def write_site(path: Path) -> Content:
     _share(author)
     _write_fields(author)
     _write_counters(author)
+    _write_batch(author)
     author.heartbeat()
     author.put("users", {b"user19": b"the last one"}, durability="async")
     transactions = _leave_transactions_open(author)
@@ -271,7 +273,12 @@ def _write_what_is_collected(author: Author) -> None:
 def _collect(author: Author) -> int:
     author.pass_time(2 * 3600)
     author.site.collect_garbage()
-    return (author.now_ms - RETENTION // timedelta(milliseconds=1)) << 18
+    collected = (author.now_ms - RETENTION // timedelta(milliseconds=1)) << 18
+    # Collecting writes the expiries that are due, under the stamps of their records.
+    (expired,) = author.site.changes(since=collected)
+    last = author.writes[-1]
+    author.writes.append({**last, "version": expired.version, "origin": (last["version"], author.site.id)})
+    return collected
 
 
 def _write_before_the_splits(author: Author) -> None:
@@ -334,6 +341,21 @@ def _write_counters(author: Author) -> None:
     author.note("counts", b"deleted", counts.delete(b"deleted"), None)
     entry = CounterEntry(ROME, author.now_ms << 18, 5)
     author.copy("counts", b"home", entry.version, CounterState(None, (entry,)), b"42")
+
+
+def _write_batch(author: Author) -> None:
+    """An atomic batch over three partitions."""
+    author.pass_time()
+    pairs: dict[bytes, bytes | None] = {b"user02": b"in a batch", b"user08": b"too", b"user15": b"as well"}
+    with author.site.atomic() as batch:
+        for key, value in pairs.items():
+            batch.put(author.site.namespace("users"), key, value)
+        pairs[b"user16"] = None
+        batch.delete(author.site.namespace("users"), b"user16")
+        batch.add(author.site.namespace("counts"), b"batched", 8)
+    for key, value in pairs.items():
+        author.note("users", key, batch.version, value)["batch"] = batch.version
+    author.note("counts", b"batched", batch.version, b"8")["batch"] = batch.version
 
 
 def _leave_transactions_open(author: Author) -> list[str]:

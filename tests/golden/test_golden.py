@@ -176,6 +176,7 @@ def to_change(write: Write, site: Site) -> Change:
         stamp=stamp_of(write, site),
         partition=write["partition"],
         expires_at=expires_at,
+        batch=write.get("batch"),
     )
 
 

@@ -20,6 +20,8 @@ from floodmark.partition.read.changelog import read_logs
 from floodmark.site import Namespace, Site, open_engine
 from floodmark.testing.clock import SimulatedTime
 
+LOG_KEY_BYTES = len(encode_log_key(0, 0))
+
 
 class CountingEngine(MemoryEngine):
     """Knows how many bytes of change log it has handed out."""
@@ -55,7 +57,7 @@ def write_lines(engine: MemoryEngine, lines: Sequence[tuple[int, Version, int]],
 def orders(pages: Iterator[list[LogLine]]) -> list[tuple[Version, int, int]]:
     """Version, chunk and log of each line."""
     return [
-        (version_of(line), int.from_bytes(line[0][8:], "big"), line[2].id) for page in pages for line in page
+        (version_of(line), int.from_bytes(line[0][-2:], "big"), line[2].id) for page in pages for line in page
     ]
 
 
@@ -176,7 +178,7 @@ def read_ahead(engine: CountingEngine, pages: Iterator[list[LogLine]]) -> int:
     before = engine.log_bytes_read
     for page in pages:
         largest = max(largest, engine.log_bytes_read - before - handed_on)
-        handed_on += sum(len(order) + 4 + len(row) for order, row, _ in page)
+        handed_on += sum(LOG_KEY_BYTES + len(row) for _, row, _ in page)
     return largest
 
 

@@ -106,6 +106,12 @@ DATA: dict[str, tuple[Role, Callable[[Site, str], object]]] = {
         Role.WRITE,
         lambda site, name: _partition(site).put([_key(name)], [stored(b"x")], durable=True),
     ),
+    "write": (
+        Role.WRITE,
+        lambda site, name: _partition(site).write(
+            [_key(name)], [add_to_counter(1)], durable=True, batch=True
+        ),
+    ),
     "merge": (
         Role.WRITE,
         lambda site, name: _partition(site).merge([_key(name)], [add_to_counter(1)], durable=True),

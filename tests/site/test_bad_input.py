@@ -455,6 +455,7 @@ WITHOUT_ARGUMENTS = (
     "statistics sync topology transaction"
 )
 SITE_CALLS: Calls = dict.fromkeys(WITHOUT_ARGUMENTS.split(), ()) | {
+    "atomic": (),
     "changes": ("users",),
     "create_namespace": ("users",),
     "drop_namespace": ("nobody",),

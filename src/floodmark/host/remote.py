@@ -86,7 +86,7 @@ class RemoteHost(Host):
         if request.namespace is None or not self._nodes.are_several:
             return None
         partition = self.router.maps.map.route(request.keys.start)
-        return partition.url if isinstance(partition, RemotePartition) else None
+        return partition.place if isinstance(partition, RemotePartition) else None
 
     def write_stream(self, command: StreamCommand) -> WriteStream:
         stream = RemoteWriteStream(self._nodes, command)

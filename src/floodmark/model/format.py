@@ -6,8 +6,9 @@ Floodmark that knows only earlier ones, so a directory says first that it may ho
 1    records with one stamp each; heartbeats of fixed width (kind 2)
 2    records that are merged (flag HAS_STAMPS), heartbeats of kind 3, topologies and links
 3    subscriptions whose last changes stand in rows of their own, which earlier releases would pass over
+4    records of atomic batches (flag IN_BATCH)
 """
 
 from typing import Final
 
-FORMAT: Final = 3
+FORMAT: Final = 4

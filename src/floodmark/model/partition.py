@@ -61,6 +61,8 @@ class Partition(Protocol):
     id: int
     range: KeyRange
     limits: CommitLimits
+    # Partitions of one place share an engine write: "" in this process, the URL of a server elsewhere.
+    place: str
 
     @READS
     def get(self, key: bytes, at: Version | None = None) -> bytes | None:
@@ -106,6 +108,16 @@ class Partition(Protocol):
         """
 
     @WRITES
+    def write(
+        self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool, batch: bool = False
+    ) -> Version:
+        """Store encoded values, and merge unstamped states, as one commit; its version.
+
+        The keys may lie in any partitions of this one's node; PartitionMoved if another node has one.  With
+        `batch` the records and changes carry the mark of an atomic batch.
+        """
+
+    @WRITES
     def compare_and_set(self, key: bytes, expected: bytes | None, value: bytes, *, durable: bool) -> Version:
         """Store an encoded value if the present one is as expected (None: absent); 0 if it is not.
 
@@ -114,7 +126,10 @@ class Partition(Protocol):
 
     @WRITES
     def delete_unchanged(self, keys: Sequence[bytes], since: Version, *, durable: bool) -> int:
-        """Delete those keys that were not written after `since`, as one commit; how many."""
+        """Delete those keys that were not written after `since`, as one commit; how many.
+
+        The keys may lie in any partitions of this one's node.
+        """
 
     @COPIES
     def apply(
@@ -358,7 +373,7 @@ class WriteStream(Protocol):
     """Batches of writes on their way to a site, several at a time, acknowledged in order."""
 
     def send(self, rows: Mapping[bytes, bytes]) -> "Future[int]":
-        """Commit encoded values under qualified keys, one commit per partition.
+        """Commit encoded values under qualified keys, one commit per node.
 
         The highest version, 0 if nothing was stored; of a stream that puts only what is unchanged since a
         version, how many were stored.  Waits while too much is on its way.

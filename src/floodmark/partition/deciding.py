@@ -1,53 +1,93 @@
 """Commits over any keys of a node that are decided inside their round, when all earlier commits can be read.
 
 The caller's function reads what it needs and answers what is to be written.  No other commit comes between,
-so a counter that is read and written here is exact, and a condition still holds.  What lies in several
-partitions is a commit in each of them, all in one atomic engine write.
+so a counter that is read and written here is exact, and a condition still holds.
+
+**One node, one round.**  All partitions of a node share its engine and its committer.  So what lies in
+several of them is one commit: one version, and one atomic engine write with a change-log row for each
+partition.  It is never cut: what the engine does not take in one write is refused.  An atomic batch is such a
+commit whose records carry a mark (`codec/values.py`); its id is its version.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from floodmark.codec.ordered import encode_prefix
-from floodmark.engine import Row, WriteRow
+from floodmark.codec.values import mark_batch
+from floodmark.engine import Engine, Row, WriteRow
 from floodmark.merge.states import Written
-from floodmark.model.partition import PartitionMap
+from floodmark.model.partition import Partition, PartitionMap
 from floodmark.model.version import Version
-from floodmark.partition.commit.commit import Commit, Mint, RoundStep, Writes, encode_commit_rows
+from floodmark.partition.commit.commit import (
+    Commit,
+    Mint,
+    RoundStep,
+    Writes,
+    arrange,
+    encode_commit_rows,
+)
 from floodmark.partition.commit.entering import WriteKind, check_fits
 from floodmark.partition.commit.merging import Merge, has_states, is_state, merge_writes, write_at
 from floodmark.partition.commit.tail import TailEntry
 from floodmark.partition.committer import Committer, moved
-from floodmark.partition.node import Node
-from floodmark.partition.partition import LocalPartition, arrange
-from floodmark.partition.prepared.settling import settle_writes
-from floodmark.partition.prepared.steps import add_tally
-from floodmark.partition.prepared.writes import OpenWrite
+from floodmark.partition.prepared.settling import SETTLES_MAX, SettlingPartition, settle_writes
+from floodmark.partition.prepared.steps import PreparingWriter, add_tally
+from floodmark.partition.prepared.writes import OpenWrite, conflict
 from floodmark.partition.read.records import find_stored
 
 # Encoded values, or unstamped states, by their qualified keys; nothing is written if there are none.
 Decision: TypeAlias = Callable[[], Mapping[bytes, bytes]]
 
 
+class DecidingPartition(Partition, PreparingWriter, SettlingPartition, Protocol):
+    """A partition of the node, as far as a decided commit needs it."""
+
+
+Serving: TypeAlias = Callable[[], PartitionMap[DecidingPartition]]
+
+
 class Decided(RoundStep):
     """A commit that is decided in its round.  Prepared writes `on` its keys are in `blocking`: then nothing
-    was decided, and the caller settles them before it tries again with another step."""
+    was decided, and the caller settles them before it tries again with another step.
+
+    Without `on` the commit depends on no key, and only those block it that its states would crowd.
+    """
 
     is_commit = True
 
-    def __init__(self, node: Node, on: Sequence[bytes], decide: Decision, *, durable: bool) -> None:
+    def __init__(
+        self,
+        committer: Committer,
+        serving: Serving,
+        on: Sequence[bytes] | None,
+        decide: Decision,
+        *,
+        durable: bool,
+        batch: bool = False,
+    ) -> None:
         super().__init__(None)
         self.durable = durable
         self.blocking: Sequence[OpenWrite] = ()
-        self._committer: Committer = node.committer
-        self._serving: Callable[[], PartitionMap[LocalPartition]] = lambda: node.map
+        self._committer = committer
+        self._serving = serving
         self._on = on
         self._decision = decide
-        self._parts: list[tuple[LocalPartition, Commit]] = []
+        self._is_batch = batch
+        self._parts: list[tuple[DecidingPartition, Commit]] = []
+
+    @property
+    def changes(self) -> int:
+        """The number of keys that it wrote."""
+        return sum(len(part.writes.keys) for _, part in self._parts if part.writes is not None)
 
     def take(self, mint: Mint) -> Sequence[WriteRow]:
+        # Another node may change the catalog, and then a step is taken again.
+        self._parts = []
         place = self._committer.place
-        if place.prepared.floor is not None:
+        serving = self._serving()
+        for key in self._on or ():
+            _route(serving, key)
+        if self._on is not None and place.prepared.floor is not None:
             self.blocking = place.prepared.on(self._on)
             if self.blocking:
                 return ()
@@ -56,41 +96,41 @@ class Decided(RoundStep):
             return ()
         keys = sorted(written)
         values = [written[key] for key in keys]
-        serving = self._serving()
         place.storage.entrance.check(keys, values, WriteKind.WRITE)
         check_fits(serving.partitions[0].limits, len(keys), sum(map(len, keys)) + sum(map(len, values)))
         if place.storage.dropped:
             place.storage.require_not_dropped(keys)
         if place.storage.is_unusual:
             place.storage.require_writers()
+        if self._is_batch:
+            values = list(map(mark_batch, values))
         return self._encode(dict(zip(keys, values, strict=True)), serving, mint)
 
     def _encode(
-        self, written: Mapping[bytes, bytes], serving: PartitionMap[LocalPartition], mint: Mint
-    ) -> list[WriteRow]:
-        groups: list[tuple[LocalPartition, list[bytes]]] = []
+        self, written: Mapping[bytes, bytes], serving: PartitionMap[DecidingPartition], mint: Mint
+    ) -> Sequence[WriteRow]:
+        groups: list[tuple[DecidingPartition, list[bytes]]] = []
         for key in written:
-            partition = serving.route(key)
-            if partition.retired:
-                raise moved(partition)
+            partition = _route(serving, key)
             if not groups or groups[-1][0] is not partition:
                 groups.append((partition, []))
             groups[-1][1].append(key)
-        place = self._committer.place
+        place, version = self._committer.place, mint()
         rows: list[WriteRow] = []
         for partition, keys in groups:
-            version = mint.another()
             writes = self._merge(partition, keys, [written[key] for key in keys], version)
+            if self._is_crowding(partition, writes):
+                return ()
             part = Commit(partition, writes, durable=self.durable)
             rows += encode_commit_rows(part, version, place.site, place.storage.log_row_bytes_max)
             self._parts.append((partition, part))
-        # Each partition fits, but what they are merged into may be too much for one write.
+        # The values fit, but what they are merged into may be too much for one write.
         place.storage.require_fitting(rows)
         self.version = version
         return rows
 
     def _merge(
-        self, partition: LocalPartition, keys: list[bytes], values: list[bytes], version: Version
+        self, partition: DecidingPartition, keys: list[bytes], values: list[bytes], version: Version
     ) -> Writes:
         writes = arrange(keys, values)
         if not has_states(values):
@@ -99,6 +139,13 @@ class Decided(RoundStep):
         merged = merge_writes(place.engine, writes, partition.limits, _write_any(version, place.site))
         assert merged is not None
         return merged
+
+    def _is_crowding(self, partition: DecidingPartition, writes: Writes) -> bool:
+        """Whether prepared writes below would have too much to rewrite when they commit: then they block."""
+        prepared = self._committer.prepared
+        if self._on is None and prepared.floor is not None and writes.logged is not None:
+            self.blocking = prepared.on_crowded(writes, partition.limits)
+        return bool(self.blocking)
 
     def settle(self) -> None:
         """Wait for the end of the prepared writes that blocked the step, outside of the round."""
@@ -126,9 +173,36 @@ class Decided(RoundStep):
         return True
 
 
-def newest_version(node: Node, key: bytes) -> Version:
+def commit_decided(
+    committer: Committer,
+    serving: Serving,
+    on: Sequence[bytes] | None,
+    decide: Decision,
+    *,
+    durable: bool,
+    batch: bool = False,
+) -> Decided:
+    """Run a decided commit, and settle what blocks it; the step that was taken."""
+    for _ in range(SETTLES_MAX):
+        step = Decided(committer, serving, on, decide, durable=durable, batch=batch)
+        committer.commit(step)
+        if not step.blocking:
+            return step
+        step.settle()
+    raise conflict(step.blocking[0])
+
+
+def _route(serving: PartitionMap[DecidingPartition], key: bytes) -> DecidingPartition:
+    """The partition of a qualified key; PartitionMoved if another node has it."""
+    partition = serving.route(key)
+    if partition.retired:
+        raise moved(partition)
+    return partition
+
+
+def newest_version(engine: Engine, key: bytes) -> Version:
     """The version of the newest record of a qualified key, dead or alive; 0 if there is none."""
-    found = find_stored(node.engine, encode_prefix(key), None)
+    found = find_stored(engine, encode_prefix(key), None)
     return 0 if found is None else found[0]
 
 

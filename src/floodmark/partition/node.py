@@ -224,6 +224,7 @@ class Node:
             limits=self._limits,
             collected=self.retention.collected,
             entrance=self.storage.entrance,
+            serving=lambda: self.map,
         )
 
     def split(self, key: bytes) -> tuple[int, int]:

@@ -19,14 +19,11 @@ from floodmark.codec.ordered import (
 )
 from floodmark.codec.records import gather_copies
 from floodmark.codec.stamps import encode_stamp, find_origins, stamp_version
-from floodmark.codec.values import PLAIN, TOMBSTONE
-from floodmark.columns.column import Column
-from floodmark.columns.packed import pack
+from floodmark.codec.values import PLAIN
 from floodmark.engine import Engine
 from floodmark.model.change import Stamp
 from floodmark.model.errors import (
     ClockSkew,
-    FloodmarkError,
     VersionInFuture,
 )
 from floodmark.model.limits import PAGE_ROWS_MAX, SITE_IDS_MAX
@@ -34,17 +31,18 @@ from floodmark.model.partition import CommitLimits, Content, LinkGuard, Prepared
 from floodmark.model.ranges import KeyRange, after, prefix_end
 from floodmark.model.record import Record, Versioned
 from floodmark.model.version import Version, moment_of
-from floodmark.partition.commit.commit import Commit, CommitTally, Decide, Mint, Writes
+from floodmark.partition.commit.commit import Commit, CommitTally, Decide, Mint, Writes, arrange
 from floodmark.partition.commit.entering import (
     Entrance,
     WriteKind,
     check_fits,
     check_keys,
+    require_paired,
 )
 from floodmark.partition.commit.merging import (
     Merge,
     apply_at,
-    delete_at,
+    deletion_of,
     has_states,
     is_state,
     merge_writes,
@@ -53,10 +51,11 @@ from floodmark.partition.commit.merging import (
     write_unchanged_at,
 )
 from floodmark.partition.commit.repairing import find_rows, write_where_seen
-from floodmark.partition.committer import Committer, commit_together, moved
+from floodmark.partition.committer import Committer, moved
+from floodmark.partition.deciding import Serving, commit_decided
 from floodmark.partition.families import DATA
 from floodmark.partition.heat import Heat
-from floodmark.partition.prepared.settling import settle_writes, try_settle, wait_seconds_max
+from floodmark.partition.prepared.settling import SETTLES_MAX, settle_writes, try_settle, wait_seconds_max
 from floodmark.partition.prepared.steps import AbortPrepared, CommitPrepared, Prepare, require_preparable
 from floodmark.partition.prepared.writes import OpenWrite, conflict
 from floodmark.partition.read.records import (
@@ -70,12 +69,12 @@ from floodmark.partition.read.stamps import newest_stamps
 
 # How often a prepare polls for the end of a conflicting write; so long it also waits in line.
 PREPARE_ASKS_MAX: Final = 40
-# How often one call settles prepared writes on its keys before it fails with a conflict.
-SETTLES_MAX: Final = 100
 
 
 class LocalPartition:
     """A range of qualified keys on an engine of this process."""
+
+    place = ""
 
     def __init__(
         self,
@@ -90,6 +89,7 @@ class LocalPartition:
         limits: CommitLimits,
         collected: Mapping[bytes, Version],
         entrance: Entrance,
+        serving: Serving,
     ) -> None:
         self.id = partition_id
         self.range = keys
@@ -106,6 +106,8 @@ class LocalPartition:
         self._site_id = site_id
         self._collected = collected
         self._entrance = entrance
+        # The partitions of the node, with which this one commits together.
+        self._serving = serving
         self._announced: Version = 0
         self._announcing = Lock()
 
@@ -293,20 +295,25 @@ class LocalPartition:
 
         return self._commit_decided(decide, durable=durable, on=(key,))[0]
 
+    def write(
+        self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool, batch: bool = False
+    ) -> Version:
+        check_keys(keys)
+        require_paired(keys, values)
+        rows = dict(zip(keys, values, strict=True))
+        return commit_decided(
+            self._committer, self._serving, None, lambda: rows, durable=durable, batch=batch
+        ).version
+
     def delete_unchanged(self, keys: Sequence[bytes], since: Version, *, durable: bool) -> int:
         check_keys(keys)
         check_fits(self.limits, len(keys), sum(map(len, keys)))
 
-        def decide(mint: Mint) -> Writes | None:
-            found = {key: stored for key in keys if (stored := self._live_since(key, since)) is not None}
-            if not found:
-                return None
-            writes = arrange(list(found), [TOMBSTONE] * len(found))
-            if has_states(list(found.values())):
-                return self._merged(writes, delete_at(mint(), self._site_id))
-            return writes
+        def decide() -> dict[bytes, bytes]:
+            found = ((key, self._live_since(key, since)) for key in keys)
+            return {key: deletion_of(stored) for key, stored in found if stored is not None}
 
-        return self._commit_decided(decide, durable=durable, on=keys)[1]
+        return commit_decided(self._committer, self._serving, keys, decide, durable=durable).changes
 
     def _merged(self, writes: Writes, merge: Merge) -> Writes | None:
         return merge_writes(self._engine, writes, self.limits, merge)
@@ -340,17 +347,15 @@ class LocalPartition:
         def decide_settled(mint: Mint) -> Writes | None:
             writes = decide(mint)
             if self._prepared.floor is not None:
-                blocking.extend(self._crowded_by(writes) if on is None else self._prepared.on(on))
+                if on is not None:
+                    blocking.extend(self._prepared.on(on))
+                elif writes is not None:
+                    blocking.extend(self._prepared.on_crowded(writes, self.limits))
             return None if blocking else writes
 
         commit = Commit(self, None, durable=durable, decide=decide_settled)
         self._committer.commit(commit)
         return commit, blocking
-
-    def _crowded_by(self, writes: Writes | None) -> list[OpenWrite]:
-        if writes is None:
-            return []
-        return self._prepared.on_crowded(writes, self.limits)
 
     def _settle(self, writes: Sequence[OpenWrite]) -> None:
         settle_writes(self, writes, self._prepared.settler)
@@ -524,32 +529,8 @@ def observe_version(committer: Committer, version: Version) -> None:
         ) from error
 
 
-def arrange(
-    keys: Sequence[bytes], values: Sequence[bytes], *, own: bool = True, loaded: bool = False
-) -> Writes:
-    """The rows of a commit in order of keys, in which all readers get the changes."""
-    if isinstance(keys, Column) and keys.is_ascending:
-        size = len(pack(keys).data) + len(pack(values).data)
-        return Writes(keys, encode_prefixes(keys), values, size, own=own, loaded=loaded)
-    ordered = sorted(keys)
-    if ordered != keys:
-        by_key = dict(zip(keys, values, strict=True))
-        values = [by_key[key] for key in ordered]
-    size = sum(map(len, ordered)) + sum(map(len, values))
-    return Writes(ordered, encode_prefixes(ordered), values, size, own=own, loaded=loaded)
-
-
 def plan_put(
     partition: LocalPartition, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool
 ) -> Commit:
     """The commit of a `put`, checked, for a round that the caller leads."""
     return Commit(partition, partition._enter(keys, values, WriteKind.PUT), durable=durable)
-
-
-def put_together(
-    puts: Sequence[tuple[LocalPartition, Sequence[bytes], Sequence[bytes]]], *, durable: bool
-) -> list[Version | FloodmarkError]:
-    """`put` to several partitions of one node in one round: the version of each commit, or its error."""
-    commits = [plan_put(partition, keys, values, durable=durable) for partition, keys, values in puts]
-    commit_together(puts[0][0]._committer, commits)
-    return [commit.version if commit.error is None else commit.error for commit in commits]

@@ -16,12 +16,18 @@ import pyarrow
 from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.codec.stamps import find_origins, stamp_version
 from floodmark.columns.pairs import Pairs
-from floodmark.model.errors import CommitTooLarge, FloodmarkError, PartitionMoved, PartlyDone, Retryable
+from floodmark.model.errors import (
+    CommitTooLarge,
+    FloodmarkError,
+    InvalidArgument,
+    PartitionMoved,
+    PartlyDone,
+    Retryable,
+)
 from floodmark.model.partition import Content, LinkGuard, Partition, PartitionMaps
 from floodmark.model.ranges import KeyRange, after
 from floodmark.model.version import Version
 from floodmark.partition.commit.entering import Entrance, WriteKind
-from floodmark.partition.partition import LocalPartition, put_together
 
 # A key may change hands this often under one call; more means that something is wrong.
 ROUTES_MAX: Final = 100
@@ -29,12 +35,12 @@ ROUTES_MAX: Final = 100
 Result = TypeVar("Result")
 Rows = Mapping[bytes, bytes]
 Groups: TypeAlias = Sequence[tuple[Partition, Rows]]
-# Commits groups in one go: the answer of each partition, or its error.
-Together: TypeAlias = Callable[[Groups], Sequence[int | FloodmarkError]]
+# Commits keys and values; its answer.
+Committing: TypeAlias = Callable[[Partition, Sequence[bytes], Sequence[bytes]], int]
 
 
 def partly_done(done: int, failure: FloodmarkError) -> FloodmarkError:
-    """Between partitions there is no atomicity here; at least it is said."""
+    """The error after a failure at one of several places, between which no commit is atomic."""
     if not done:
         return failure.again()
     return PartlyDone(
@@ -133,17 +139,16 @@ class Router:
         return [found[key] for key in keys]
 
     def put(self, rows: Rows, *, durable: bool) -> Version:
-        """Commit qualified keys, once per partition; the highest version, 0 for no rows.
+        """Commit qualified keys, once per node; the highest version, 0 for no rows.
 
-        Rows that do not fit into one commit per partition are refused before anything is written.  Partitions
-        of this process commit in one round.
+        Rows that do not fit into one commit per node are refused before anything is written.
         """
         return max(
             self._commit_groups(
                 rows,
                 WriteKind.PUT,
                 lambda partition, keys, values: partition.put(keys, values, durable=durable),
-                together=partial(_put_together, durable=durable),
+                together=partial(_write_together, durable=durable),
             ),
             default=0,
         )
@@ -155,9 +160,29 @@ class Router:
                 rows,
                 WriteKind.MERGE,
                 lambda partition, keys, values: partition.merge(keys, values, durable=durable),
+                together=partial(_write_together, durable=durable),
             ),
             default=0,
         )
+
+    def write_batch(self, rows: Rows, *, durable: bool) -> Version:
+        """Commit values and unstamped states of any namespaces as one atomic batch; its version.
+
+        A batch that does not fit into one commit, or whose keys lie at several nodes, is refused.
+        """
+
+        def write(partition: Partition) -> Version:
+            if len(self._groups(rows, together=True)) > 1:
+                raise InvalidArgument(
+                    f"the {len(rows):,} keys of an atomic batch lie at several nodes, and it may write to "
+                    "one; move their partitions to one node with `floodmark partition move`, or write "
+                    "several batches"
+                )
+            if not _fits(rows, partition):
+                raise _too_large(rows, partition)
+            return partition.write(*_columns(rows), durable=durable, batch=True)
+
+        return self.call(min(rows), write)
 
     def apply(self, rows: Rows, *, durable: bool, link: LinkGuard | None = None) -> Version:
         """`put` for values that carry their origin: each is stored where its stamp wins, if it is admitted.
@@ -200,18 +225,18 @@ class Router:
         self,
         rows: Rows,
         kind: WriteKind,
-        commit: Callable[[Partition, Sequence[bytes], Sequence[bytes]], int],
+        commit: Committing,
         rank: Callable[[Rows], int] | None = None,
-        together: Together | None = None,
+        together: Committing | None = None,
     ) -> list[int]:
         """Commit to each partition what is its own; what each answered.  The highest rank comes first.
 
-        `together` commits to partitions of this process in one go.
+        `together` commits to several partitions of one node, by way of the first.
 
         What one partition would refuse is not stored in part in another.
         """
         answers: list[int] = []
-        groups = self._groups(rows)
+        groups = self._groups(rows, together=together is not None)
         if len(groups) > 1 and self._entrance is not None:
             self._entrance.check(*_columns(rows), kind)
         groups = _ranked(groups, rank)
@@ -220,21 +245,10 @@ class Router:
                 raise _too_large(group, partition)
 
         def commit_group(partition: Partition, group: Rows) -> None:
-            answers.append(commit(partition, *_columns(group)))
+            is_one = together is None or partition.range.contains(max(group))
+            answers.append((commit if is_one or together is None else together)(partition, *_columns(group)))
 
-        def commit_together(groups: Groups) -> Iterator[FloodmarkError | None]:
-            assert together is not None
-            for outcome in together(groups):
-                if isinstance(outcome, FloodmarkError):
-                    yield outcome
-                else:
-                    answers.append(outcome)
-                    yield None
-
-        if together is None or self._entrance is None or len(groups) < 2:
-            self._each_group(groups, commit_group, rank=rank)
-        else:
-            self._run_groups(groups, commit_together, rank=rank)
+        self._each_group(groups, commit_group, rank=rank, together=together is not None)
         return answers
 
     def delete_unchanged(self, keys: Sequence[bytes], since: Version, *, durable: bool) -> int:
@@ -246,7 +260,8 @@ class Router:
             for portion in _portions(list(group), partition):
                 deleted += partition.delete_unchanged(portion, since, durable=durable)
 
-        self._each_group(self._groups(dict.fromkeys(keys, b"")), delete_group, divides=True)
+        groups = self._groups(dict.fromkeys(keys, b""), together=True)
+        self._each_group(groups, delete_group, divides=True, together=True)
         return deleted
 
     def each(self, keys: Sequence[bytes], work: Callable[[Partition, Sequence[bytes]], None]) -> None:
@@ -333,65 +348,39 @@ class Router:
         rank: Callable[[Rows], int] | None = None,
         *,
         divides: bool = False,
+        together: bool = False,
     ) -> None:
-        """Commit group by group, up to the first that fails."""
-        moves = self._moves(stream=False)
+        """Commit group by group, up to the first that fails, and those again whose partition has moved.
 
-        def run(groups: Groups) -> Iterator[FloodmarkError | None]:
+        Unless `commit` divides a group, it must fit into one commit of the partition that has it now.
+        """
+        done = 0
+        moves = self._moves(stream=False)
+        while True:
+            moved: dict[bytes, bytes] = {}
+            failure: FloodmarkError | None = None
+            refused: Partition | None = None
             for partition, group in groups:
                 try:
                     commit(partition, group)
-                    yield None
-                except FloodmarkError as error:
-                    yield error
-                    if not moves.follows(error):
-                        return
-
-        self._run_groups(groups, run, describe, rank, moves, divides=divides)
-
-    def _run_groups(
-        self,
-        groups: Groups,
-        run: Callable[[Groups], Iterator[FloodmarkError | None]],
-        describe: Callable[[int, FloodmarkError], FloodmarkError] = partly_done,
-        rank: Callable[[Rows], int] | None = None,
-        moves: Moves | None = None,
-        *,
-        divides: bool = False,
-    ) -> None:
-        """Run groups, and those again whose partition has moved.  `run` yields the error of each, or None.
-
-        Unless `run` divides a group, it must fit into one commit of the partition that has it now.
-        """
-        done = 0
-        moves = moves or self._moves(stream=False)
-        while True:
-            moved: dict[bytes, bytes] = {}
-            refusal: FloodmarkError | None = None
-            failure: FloodmarkError | None = None
-            refused: Partition | None = None
-            for (partition, group), error in zip(groups, run(groups), strict=False):
-                if error is None:
                     done += len(group)
-                elif moves.follows(error):
+                except FloodmarkError as error:
+                    if not moves.follows(error):
+                        raise describe(done, error) from error
                     moved |= group
                     failure, refused = failure or error, partition
-                else:
-                    refusal = refusal or error
-            if refusal is not None:
-                raise describe(done, refusal) from refusal
             if failure is None:
                 return
             try:
                 moves.follow(failure, refused)
             except FloodmarkError as error:
                 raise describe(done, error) from error
-            groups = _ranked(self._groups(moved), rank)
+            groups = _ranked(self._groups(moved, together=together), rank)
             if not divides and any(not _fits(group, partition) for partition, group in groups):
                 raise describe(done, failure) from failure
 
-    def _groups(self, rows: Rows) -> list[tuple[Partition, Rows]]:
-        """Rows by the partition that has their keys, in one map."""
+    def _groups(self, rows: Rows, *, together: bool = False) -> list[tuple[Partition, Rows]]:
+        """Rows by the partition that has their keys, in one map; `together`, by the first of each place."""
         partition_map = self.maps.map
         if len(partition_map.partitions) == 1:
             return [(partition_map.partitions[0], rows)] if rows else []
@@ -405,26 +394,21 @@ class Router:
             end = len(keys) if last is None else max(start + 1, bisect_left(keys, last, start))
             groups.append((partition, {key: rows[key] for key in keys[start:end]}))
             start = end
-        return groups
+        return _by_place(groups) if together and len(groups) > 1 else groups
 
 
-def _put_together(groups: Groups, *, durable: bool) -> Sequence[int | FloodmarkError]:
-    """Put to the partitions of this process in one round, and to others one after the other."""
-    puts = [
-        (partition, *_columns(group)) for partition, group in groups if isinstance(partition, LocalPartition)
-    ]
-    local = iter(put_together(puts, durable=durable) if puts else ())
-    return [
-        next(local) if isinstance(partition, LocalPartition) else _try_put(partition, group, durable=durable)
-        for partition, group in groups
-    ]
+def _by_place(groups: Groups) -> list[tuple[Partition, Rows]]:
+    """Groups, with those of one place as one."""
+    joined: dict[str, tuple[Partition, dict[bytes, bytes]]] = {}
+    for partition, rows in groups:
+        joined.setdefault(partition.place, (partition, {}))[1].update(rows)
+    return list(joined.values())
 
 
-def _try_put(partition: Partition, group: Rows, *, durable: bool) -> Version | FloodmarkError:
-    try:
-        return partition.put(*_columns(group), durable=durable)
-    except FloodmarkError as error:
-        return error
+def _write_together(
+    partition: Partition, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool
+) -> Version:
+    return partition.write(keys, values, durable=durable)
 
 
 def _ranked(

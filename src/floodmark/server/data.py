@@ -38,12 +38,15 @@ POINT_CALLS: Final = (
     messages.FIND,
     messages.PUT,
     messages.MERGE,
+    messages.WRITE,
     messages.APPLY,
     messages.LOAD,
     messages.PUT_UNCHANGED,
     messages.DELETE_UNCHANGED,
     COMPARE_AND_SET,
 )
+# Those whose keys may lie in any partitions of the node.
+NODE_WIDE: Final = (messages.WRITE, messages.DELETE_UNCHANGED)
 # The steps of the keeper at a partition of another node.
 STEPS: Final = (
     messages.PREPARE,
@@ -172,8 +175,8 @@ class DataPlane:
         fields = method.request.__struct_fields__
         is_read, has_since = "durable" not in fields, "since" in fields
         name, audited, has_one_key = method.call, method.action.audited, "key" in fields
-        arguments = attrgetter(*(field for field in fields if field not in ("partition", "durable", "link")))
-        has_link = "link" in fields
+        named = tuple(field for field in fields if field in ("durable", "link", "batch"))
+        arguments = attrgetter(*(field for field in fields if field not in ("partition", *named)))
 
         def enter(caller: Caller, request: Any) -> Partition:
             if is_read:
@@ -191,10 +194,8 @@ class DataPlane:
             return getattr(enter(caller, request), name)(*arguments(request))
 
         def write(caller: Caller, request: Any) -> Any:
-            named = {"link": request.link} if has_link else {}
-            return getattr(enter(caller, request), name)(
-                *arguments(request), durable=request.durable, **named
-            )
+            options = {field: getattr(request, field) for field in named}
+            return getattr(enter(caller, request), name)(*arguments(request), **options)
 
         return (read if is_read else write), enter
 
@@ -235,5 +236,6 @@ class DataPlane:
         check_keys(keys)
         self._guard.require_keys(caller, method.action.role, keys)
         partition = self._guard.partition(partition_id)
-        check_inside(partition, keys)
+        if method not in NODE_WIDE:
+            check_inside(partition, keys)
         return partition

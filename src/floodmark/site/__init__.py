@@ -3,6 +3,7 @@
 from floodmark.feed import SafePoint
 from floodmark.host.catalog import NamespaceSettings
 from floodmark.host.statistics import GarbageReport, SiteStatistics
+from floodmark.site.batch import Batch
 from floodmark.site.codecs import Codec, CodedNamespace, CodedView
 from floodmark.site.embedding import open_engine
 from floodmark.site.namespace import Namespace, View
@@ -11,6 +12,7 @@ from floodmark.site.transaction import Transaction
 from floodmark.site.writer import Writer
 
 __all__ = [
+    "Batch",
     "Codec",
     "CodedNamespace",
     "CodedView",

@@ -155,7 +155,7 @@ class CodedNamespace(CodedView[Value]):
         ttl: timedelta | float | None = None,
         durability: Durability | None = None,
     ) -> Version:
-        """Write many values, one commit per partition; the highest version, 0 for no pairs."""
+        """Write many values, one commit per node; the highest version, 0 for no pairs."""
         rows = [(to_key(key), self._encode(key, value)) for key, value in list_pairs(pairs)]
         return self.stored.put_many(rows, ttl=ttl, durability=durability)
 

@@ -26,6 +26,8 @@ class Feeds:
     """Creates, changes and runs named feeds: `site.feeds`."""
 
     def __init__(self, host: Callable[[], Host], holder: str) -> None:
+        # A closed site refuses at once.
+        host()
         self._host = host
         self._holder = holder
 
@@ -154,6 +156,7 @@ class Subscriptions:
     """Looks after the subscriptions that there are: `site.subscriptions`."""
 
     def __init__(self, host: Callable[[], Host]) -> None:
+        host()
         self._host = host
 
     def list(self) -> list[SubscriptionRow]:

@@ -191,7 +191,7 @@ class Namespace(Lookup[bytes, bytes]):
         ttl: timedelta | float | None = None,
         durability: Durability | None = None,
     ) -> Version:
-        """Write many values, one commit per partition; the highest version, 0 for no pairs.
+        """Write many values, one commit per node; the highest version, 0 for no pairs.
 
         If a key comes twice, the last value counts.
         """

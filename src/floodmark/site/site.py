@@ -42,13 +42,16 @@ from floodmark.partition.commit.entering import check_key
 from floodmark.replication.topology import Topology
 from floodmark.site.arguments import (
     At,
+    Durability,
     Since,
     check_count,
+    check_durability,
     check_duration,
     check_kind,
     check_range,
     to_version,
 )
+from floodmark.site.batch import Batch
 from floodmark.site.beginning import begin_at, decode_items, decoder_of, find_scope
 from floodmark.site.codecs import Codec, CodecName, CodedNamespace, find_codec, with_codec
 from floodmark.site.feeds import Feeds, Subscriptions
@@ -107,12 +110,9 @@ class Site:
     @property
     def host(self) -> Host:
         """The host of an open site; Closed after `close`."""
-        self._require_open()
-        return self._host
-
-    def _require_open(self) -> None:
         if self._closed:
             raise Closed(f"site {self.name!r} was closed; open it again")
+        return self._host
 
     # Namespaces
 
@@ -348,13 +348,11 @@ class Site:
     @property
     def feeds(self) -> Feeds:
         """The named feeds: readings of changes that remember how far they are, and write to a sink."""
-        self._require_open()
         return Feeds(lambda: self.host, self._holder)
 
     @property
     def subscriptions(self) -> Subscriptions:
         """The subscriptions that there are."""
-        self._require_open()
         return Subscriptions(lambda: self.host)
 
     def resolved_version(self) -> Version:
@@ -373,7 +371,25 @@ class Site:
         """Write a heartbeat now.  A site does so each second by itself."""
         return self.host.versions.heartbeat()
 
-    # Transactions
+    # Atomic batches and transactions
+
+    def atomic(self, *, durability: Durability | None = None) -> Batch:
+        """Writes to any namespaces that are one commit, at the end of a `with` block.
+
+        What does not fit into one commit raises CommitTooLarge, and nothing is written.
+
+        >>> import floodmark, tempfile
+        >>> with floodmark.open(tempfile.mkdtemp(), site="oslo") as site:
+        ...     messages = site.create_namespace("messages")
+        ...     unread = site.create_namespace("unread", merge="counter")
+        ...     with site.atomic() as batch:
+        ...         batch.put(messages, b"grace/17", b"hello")
+        ...         batch.add(unread, b"grace", 1)
+        ...     [change.batch == batch.version for change in site.changes()]
+        [True, True]
+        """
+        durable = self._durable if durability is None else check_durability(durability)
+        return Batch(partial(self.host.router.write_batch, durable=durable))
 
     def transaction(self, *, timeout: timedelta = TIMEOUT, coordinator: int = 0) -> Transaction:
         """Writes, and acknowledgements of subscriptions, that happen together or not at all.

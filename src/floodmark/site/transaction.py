@@ -15,16 +15,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from secrets import SystemRandom
 from threading import Event
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Final, TypeVar
 
 from floodmark.clock import monotonic_seconds
 from floodmark.clock.backoff import NO_BUDGET_MS, Backoff
-from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.feed.subscription.consumer import Delivery, Subscription
 from floodmark.host.ports import NamespaceWrites, Transactions
 from floodmark.model.errors import (
     Closed,
-    CommitTooLarge,
     FloodmarkError,
     InvalidArgument,
     OutcomeUnknown,
@@ -37,9 +35,7 @@ from floodmark.model.errors import (
 from floodmark.model.limits import TRANSACTION_BYTES_MAX
 from floodmark.model.transaction import TransactionState
 from floodmark.model.version import Version
-from floodmark.site.codecs import CodedNamespace
-from floodmark.site.namespace import Namespace
-from floodmark.site.policies import Fields
+from floodmark.site.gathering import GatheredWrites
 
 TIMEOUT: Final = timedelta(minutes=1)
 # How often work is retried that met another transaction, and the pauses between attempts.
@@ -50,8 +46,6 @@ PAUSE_MS_MAX: Final = 1_000
 _COMMITS: Final = (TransactionState.COMMITTING, TransactionState.COMMITTED)
 
 Result = TypeVar("Result")
-# Keys and values are those of the handle: bytes, or text and what its codec takes.
-AnyNamespace: TypeAlias = Namespace | CodedNamespace[Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +74,7 @@ class Pace:
 PACE: Final = Pace()
 
 
-class Transaction:
+class Transaction(GatheredWrites):
     """Writes and acknowledgements that wait for their commit.  Made by `Site.transaction`; for one thread.
 
     A `with` block commits at its end, or aborts if it fails.  Writes are to one partition.
@@ -89,6 +83,7 @@ class Transaction:
     def __init__(
         self, transactions: Transactions, transaction: str, *, timeout: timedelta = TIMEOUT, pace: Pace = PACE
     ) -> None:
+        super().__init__(f"transaction {transaction}", bytes_max=TRANSACTION_BYTES_MAX)
         self.id = transaction
         self._pace = pace
         # After this the site has aborted it, unless it is decided.
@@ -96,8 +91,6 @@ class Transaction:
         # At which version it was committed; 0 before.
         self.version: Version = 0
         self._transactions = transactions
-        self._writes: dict[str, tuple[AnyNamespace, dict[bytes, bytes]]] = {}
-        self._bytes = 0
         self._subscriptions: list[Subscription] = []
         self._ended = False
         # Whether a commit was sent that has not been answered, and may have happened.
@@ -116,64 +109,6 @@ class Transaction:
 
     def __repr__(self) -> str:
         return f"Transaction({self.id!r})"
-
-    # Writes
-
-    def put(
-        self, namespace: AnyNamespace, key: bytes | str, value: Any, *, ttl: timedelta | float | None = None
-    ) -> None:
-        """Write a value."""
-        policy, _, expire = namespace.encoding
-        self._add(namespace, key, policy.put(key, value, expire(ttl)))
-
-    def delete(self, namespace: AnyNamespace, key: bytes | str) -> None:
-        """Delete a key, whether or not it is there."""
-        self._add(namespace, key, namespace.encoding.policy.delete())
-
-    def update(
-        self,
-        namespace: AnyNamespace,
-        key: bytes | str,
-        fields: Fields,
-        *,
-        ttl: timedelta | float | None = None,
-    ) -> None:
-        """Write some fields of a record, and leave the others as they are."""
-        policy, _, expire = namespace.encoding
-        self._add(namespace, key, policy.update(key, fields, expire(ttl)))
-
-    def delete_field(self, namespace: AnyNamespace, key: bytes | str, *names: str) -> None:
-        """Delete some fields of a record."""
-        self._add(namespace, key, namespace.encoding.policy.delete_field(key, names))
-
-    def add(self, namespace: AnyNamespace, key: bytes | str, number: int = 1) -> None:
-        """Add to a counter."""
-        self._add(namespace, key, namespace.encoding.policy.add(key, number))
-
-    def _add(self, namespace: AnyNamespace, key: bytes | str, stored: bytes) -> None:
-        self._require_open()
-        policy, qualify, _ = namespace.encoding
-        qualified = qualify(key)
-        plain = qualified[NAMESPACE_BYTES:]
-        _, rows = self._writes.setdefault(namespace.name, (namespace, {}))
-        earlier = rows.get(plain)
-        if earlier is not None and policy.merges:
-            joined = policy.join(earlier, stored)
-            if joined is None:
-                raise InvalidArgument(
-                    f"the writes of transaction {self.id} to {key!r:.60} cannot become one; write them in "
-                    "two transactions, or as one update"
-                )
-            stored = joined
-        added = len(stored) + (len(qualified) if earlier is None else -len(earlier))
-        if self._bytes + added > TRANSACTION_BYTES_MAX:
-            raise CommitTooLarge(
-                f"with {key!r:.60} transaction {self.id} would write {self._bytes + added:,} bytes, and may "
-                f"write {TRANSACTION_BYTES_MAX:,}; commit what it has, and go on in another one",
-                size=self._bytes + added,
-            )
-        self._bytes += added
-        rows[plain] = stored
 
     # Acknowledgements
 
@@ -211,7 +146,7 @@ class Transaction:
         """
         self._require_open()
         writes = [
-            NamespaceWrites(name, namespace.id, rows) for name, (namespace, rows) in self._writes.items()
+            NamespaceWrites(namespace.name, namespace.id, rows) for namespace, rows in self._writes.values()
         ]
         try:
             self.version = self._commit(writes)

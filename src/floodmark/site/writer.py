@@ -32,7 +32,7 @@ class Encoding(NamedTuple):
 class Writer:
     """Writes on their way to a namespace, in its handle's terms.  Made by `writer`; for one thread.
 
-    Each batch is one commit per partition, in order; several writes to a key in one batch are one change.  A
+    Each batch is one commit per node, in order; several writes to a key in one batch are one change.  A
     write is acknowledged when `flush` or the `with` block has ended without an error.  After an error nothing
     more is sent, and `acknowledged` counts the records that were written, from the first.
     """

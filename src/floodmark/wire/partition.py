@@ -36,6 +36,7 @@ from floodmark.wire.messages import (
     RESOLVED,
     SETTLE,
     TICKET,
+    WRITE,
     MapReply,
     RecordsTicket,
     ScanTicket,
@@ -55,15 +56,11 @@ class RemotePartition:
         self.id = partition_id
         self.range = keys
         self.limits = limits
+        self.place = connection.url
         self._connection = connection
 
     def __repr__(self) -> str:
-        return f"RemotePartition({self.id}, {self._connection.url!r})"
-
-    @property
-    def url(self) -> str:
-        """The server that has it."""
-        return self._connection.url
+        return f"RemotePartition({self.id}, {self.place!r})"
 
     # Reads
 
@@ -109,6 +106,11 @@ class RemotePartition:
 
     def merge(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
         return self._connection.call(MERGE, self.id, list(keys), list(values), durable)
+
+    def write(
+        self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool, batch: bool = False
+    ) -> Version:
+        return self._connection.call(WRITE, self.id, list(keys), list(values), durable, batch)
 
     def apply(
         self,
@@ -223,7 +225,7 @@ class RemoteMoves:
         """Learn the map anew, after a pause; raises the error if that does not help, or no time is left."""
         if not self.follows(error):
             raise error
-        url = partition.url if isinstance(partition, RemotePartition) else None
+        url = partition.place if isinstance(partition, RemotePartition) else None
         is_moved = isinstance(error, PartitionMoved)
         # Most often a partition has moved before it was called, and the next map is right.
         if not self._is_first or not is_moved:

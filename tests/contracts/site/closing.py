@@ -18,6 +18,7 @@ from floodmark.site.feeds import Feeds, Subscriptions
 Calls: TypeAlias = dict[str, tuple[Any, ...]]
 
 SITE_CALLS: Final[Calls] = {
+    "atomic": (),
     "changes": ("users",),
     "collect_garbage": (),
     "create_namespace": ("orders",),

@@ -14,12 +14,13 @@ its engine leaves it out, and skips the few tests that need it.
 Where something is to be "the same", it is compared with a site of this process that holds everything in
 memory: results, the classes, messages and details of errors, and the versions of long histories.
 
-The parts stand in files of their own, and may be run alone: namespaces, writes, the writer, scans, changes,
-snapshots, subscriptions, transactions, feeds, streams from outside, merging, verifying, administration,
-refusals, closing, histories.
+The parts stand in files of their own, and may be run alone: namespaces, writes, atomic batches, the writer,
+scans, changes, snapshots, subscriptions, transactions, feeds, streams from outside, merging, verifying,
+administration, refusals, closing, histories.
 """
 
 from tests.contracts.site.administration import AdministrationContract
+from tests.contracts.site.atomic import AtomicContract
 from tests.contracts.site.changes import ChangeContract
 from tests.contracts.site.closing import ClosingContract
 from tests.contracts.site.feeds import FeedContract
@@ -41,6 +42,7 @@ from tests.contracts.site.writes import WriteContract
 class SiteContract(
     NamespaceContract,
     WriteContract,
+    AtomicContract,
     WriterContract,
     ScanContract,
     ChangeContract,

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from tests.contracts.site.base import (
     HOUR,
     SITE_ID,
@@ -14,6 +15,7 @@ from tests.contracts.site.base import (
     refused,
 )
 
+from floodmark.merge.policies import MergePolicy
 from floodmark.model.change import Stamp
 from floodmark.model.errors import CommitTooLarge, PartlyDone, StorageFailed
 from floodmark.model.limits import COMMIT_BYTES_MAX, MIB, VALUE_BYTES_MAX
@@ -145,17 +147,17 @@ class WriteContract(SiteContractBase):
     def test_commit_over_the_limit_is_refused_before_anything_is_written(
         self, site: Site, users: Namespace
     ) -> None:
-        _, right = site.split("users", b"m")
+        left, _ = site.split("users", b"m")
         large = {b"n%02d" % index: bytes(MIB) for index in range(64)}
         # Three bytes of namespace in each key, and one of flags in each value.
-        size = 64 * (3 + 3 + MIB + 1)
+        size = 64 * (3 + 3 + MIB + 1) + (3 + 1 + len(b"would fit") + 1)
         error = refused(
             CommitTooLarge,
             lambda: users.put_many({b"a": b"would fit", **large}),
-            partition=right,
+            partition=left,
             size=size,
         )
-        assert f"64 pairs for partition {right} make {size:,} bytes" in str(error)
+        assert f"65 pairs for partition {left} make {size:,} bytes" in str(error)
         assert list(users.scan()) == []
         assert list(site.changes("users")) == []
 
@@ -180,20 +182,26 @@ class WriteContract(SiteContractBase):
             users.put_many(rows)
             assert dict(users.scan()) == rows
 
-    def test_writes_to_several_partitions_that_fail_halfway_say_how_many_were_done(
-        self, time: SimulatedTime
+    @pytest.mark.parametrize("merge", ["last_write", "fields"])
+    def test_writes_to_several_partitions_are_one_commit_that_fails_as_a_whole(
+        self, time: SimulatedTime, merge: MergePolicy
     ) -> None:
         engine = FaultyEngine(FAMILIES)
         with self.open_on(engine, time) as site:
-            users = site.create_namespace("users", merge="fields")
+            users = site.create_namespace("users", merge=merge)
             site.split("users", b"m")
-            engine.arm(FaultPlan(at=2, kind=Fault.TRANSIENT, counts=COMMITS))
-            rows = {key: {"name": key.decode()} for key in (b"a", b"b", b"z")}
-            error = refused(PartlyDone, lambda: users.put_many(rows), done=2)
-            assert "2 keys were written before a partition failed (planned: write" in str(error)
-            assert [key for key, _ in users.scan()] == [b"a", b"b"]
-            users.put_many(rows)
-            assert [key for key, _ in users.scan()] == list(rows)
+            rows: dict[bytes, bytes] = dict.fromkeys((b"a", b"b", b"z"), b'{"name":"x"}')
+            writes: list[Callable[[], object]] = [lambda: users.put_many(rows), users.delete_range]
+            for write in writes:
+                before = list(users.scan())
+                engine.arm(FaultPlan(at=1, kind=Fault.TRANSIENT, counts=COMMITS))
+                error = refused(StorageFailed, write)
+                assert str(error).startswith("planned: write, operation 1, failed")
+                assert list(users.scan()) == before
+                since = site.now()
+                write()
+                assert len({change.version for change in site.changes("users", since=since)}) == 1
+                assert [key for key, _ in users.scan()] == ([] if before else list(rows))
 
     def test_range_whose_deletion_fails_halfway_says_how_many_were_deleted(self, time: SimulatedTime) -> None:
         engine = FaultyEngine(FAMILIES)

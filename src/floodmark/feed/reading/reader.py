@@ -336,9 +336,11 @@ class _Stream:
         if entries is None:
             return None
         columns = self._columns
-        for entry in entries:
+        for place, entry in enumerate(entries, 1):
             columns.add_commit(entry.version, entry.partition, entry.keys, entry.values)
-            if columns.gathered_bytes >= BATCH_BYTES_MAX:
+            # A commit to several partitions has an entry for each.
+            is_whole = place == len(entries) or entries[place].version != entry.version
+            if is_whole and columns.gathered_bytes >= BATCH_BYTES_MAX:
                 return list(columns.drain(entry.version, Way.TAIL))
         return list(columns.drain(target, Way.TAIL))
 

@@ -8,9 +8,11 @@ from typing import Final, Protocol, TypeAlias
 
 from floodmark.codec.changelog import encode_commit, encode_log_key, encode_single
 from floodmark.codec.digest import digest_change, digest_changes
-from floodmark.codec.ordered import NAMESPACE_BYTES, encode_version
+from floodmark.codec.ordered import NAMESPACE_BYTES, encode_prefixes, encode_version
 from floodmark.codec.records import Copies
 from floodmark.codec.stamps import digest_copies
+from floodmark.columns.column import Column
+from floodmark.columns.packed import pack
 from floodmark.engine import Guard, WriteRow
 from floodmark.model.errors import FloodmarkError
 from floodmark.model.version import Version
@@ -86,6 +88,21 @@ class Writes:
         size = sum(map(len, keys)) + sum(map(len, values))
         prefixes = list(compress(self.prefixes, wanted))
         return Writes(keys, prefixes, values, size, own=self.own, loaded=self.loaded)
+
+
+def arrange(
+    keys: Sequence[bytes], values: Sequence[bytes], *, own: bool = True, loaded: bool = False
+) -> Writes:
+    """The rows of a commit in order of keys, in which all readers get the changes."""
+    if isinstance(keys, Column) and keys.is_ascending:
+        size = len(pack(keys).data) + len(pack(values).data)
+        return Writes(keys, encode_prefixes(keys), values, size, own=own, loaded=loaded)
+    ordered = sorted(keys)
+    if ordered != keys:
+        by_key = dict(zip(keys, values, strict=True))
+        values = [by_key[key] for key in ordered]
+    size = sum(map(len, ordered)) + sum(map(len, values))
+    return Writes(ordered, encode_prefixes(ordered), values, size, own=own, loaded=loaded)
 
 
 class Mint:

@@ -23,7 +23,7 @@ from floodmark.codec.states import (
     decode_state,
     encode_state,
 )
-from floodmark.codec.values import COUNTER, HAS_STAMPS, TOMBSTONE, decode_value
+from floodmark.codec.values import COUNTER, HAS_STAMPS, IN_BATCH, TOMBSTONE, decode_value, mark_batch
 from floodmark.engine import Engine, Row
 from floodmark.merge.states import Kind, Written, delete_record, merge_states, newest_stamp, write_state
 from floodmark.model.change import Stamp
@@ -103,12 +103,23 @@ def _require_storable(engine: Engine, key: bytes, written: Written) -> None:
 
 def _merge_one(merge: Merge, key: bytes, row: Row | None, value: bytes) -> Written | None:
     try:
-        return merge(key, row, value)
+        written = merge(key, row, value)
+        return written if written is None else mark_like(value, written)
     except Corruption:
         # Either the stored record or the write is damaged.
         if row is not None:
             require_sound(*row)
         raise
+
+
+def mark_like(value: bytes, written: Written) -> Written:
+    """A written record with the mark of an atomic batch, if the value that makes it has the mark."""
+    return Written(*map(mark_batch, written)) if value[-1] & IN_BATCH else written
+
+
+def deletion_of(stored: bytes) -> bytes:
+    """The write that deletes a stored record, of whatever kind it is."""
+    return delete_record(kind_of(stored)) if is_state(stored) else TOMBSTONE
 
 
 # Merges
@@ -137,17 +148,6 @@ def write_unchanged_at(version: Version, site: int, since: Version) -> Merge:
             return Written(value, value) if stamp_of(row, site) <= unchanged else None
         left = leave_changed(key, _current(key, row, value), value, newest)
         return None if left is None else write(key, row, left)
-
-    return merge
-
-
-def delete_at(version: Version, site: int) -> Merge:
-    """A record is deleted, of whatever kind it is."""
-
-    def merge(_key: bytes, row: Row | None, _value: bytes) -> Written:
-        if row is None or not is_state(row[1]):
-            return Written(TOMBSTONE, TOMBSTONE)
-        return write_state(row[1], delete_record(kind_of(row[1])), version, site)
 
     return merge
 

@@ -17,6 +17,8 @@ from floodmark.partition.prepared.writes import OpenWrite, conflict
 # The poll interval for an undecided transaction, and how often it is polled.
 ASK_SECONDS: Final = 0.05
 ASKS_MAX: Final = 1_200
+# How often one call settles prepared writes on its keys before it fails with a conflict.
+SETTLES_MAX: Final = 100
 
 
 def wait_seconds_max(asks: int) -> float:

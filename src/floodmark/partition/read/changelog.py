@@ -4,7 +4,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import accumulate, chain
-from operator import itemgetter
 from typing import Final, TypeAlias
 
 from floodmark.codec.changelog import LOG_ID_BYTES, encode_log_range
@@ -17,7 +16,8 @@ from floodmark.model.version import Version, moment_of
 from floodmark.partition.families import DATA, LOG
 from floodmark.partition.layout import LogRow
 
-# One row of a change log, not decoded: its order, which is version and chunk, the row, and its log.
+# One row of a change log, not decoded: its order, the row, and its log.  The order is version, rank of the
+# log and chunk.  Logs rank by the keys that they begin with, so that a commit to several is in order of keys.
 LogLine: TypeAlias = tuple[bytes, bytes, LogRow]
 
 
@@ -27,6 +27,7 @@ def version_of(line: LogLine) -> Version:
 
 
 _NO_LINES: Final[list[LogLine]] = []
+_RANK_BYTES: Final = 4
 
 
 def read_logs(
@@ -46,7 +47,7 @@ def read_logs(
         log for log in logs if log.opened_at < until and (log.sealed_at is None or log.sealed_at > since)
     ]
     if len(relevant) == 1:
-        return _read_log(engine, relevant[0], since, until, trimmed, PAGE_BYTES_MAX)
+        return _read_log(engine, relevant[0], since, until, trimmed, PAGE_BYTES_MAX, b"")
     return _Merge(engine, relevant, since, until, trimmed).pages()
 
 
@@ -88,9 +89,11 @@ class _Merge:
     ) -> None:
         # All pages together stay near one page: a site may have many logs.
         bytes_max = PAGE_BYTES_MAX // _width(logs)
+        ranked = sorted(logs, key=lambda log: (log.start, log.id))
+        ranks = {log.id: rank.to_bytes(_RANK_BYTES, "big") for rank, log in enumerate(ranked)}
 
         def open_log(log: LogRow) -> _Stream:
-            return _Stream(_read_log(engine, log, since, until, trimmed, bytes_max))
+            return _Stream(_read_log(engine, log, since, until, trimmed, bytes_max, ranks[log.id]))
 
         self._open_log = open_log
         # The next to be opened comes last.
@@ -101,18 +104,16 @@ class _Merge:
 
     def pages(self) -> Iterator[list[LogLine]]:
         while (bound := self._find_bound()) is not None:
-            parts: list[tuple[int, list[LogLine]]] = []
+            parts: list[list[LogLine]] = []
             while self._by_first and self._by_first[0][0] <= bound:
                 _, log, stream = heappop(self._by_first)
                 page = stream.page
-                parts.append((log, stream.take(bound)))
+                parts.append(stream.take(bound))
                 if stream.page:
                     heappush(self._by_first, (stream.page[stream.taken][0], log, stream))
                     if stream.page is not page:
                         heappush(self._by_last, (stream.page[-1][0], log, stream))
-            # Where logs were sealed at one version, the order of their ids decides.
-            parts.sort(key=itemgetter(0))
-            yield sorted(chain.from_iterable(lines for _, lines in parts), key=_order)
+            yield sorted(chain.from_iterable(parts), key=_order)
 
     def _find_bound(self) -> bytes | None:
         """Up to where everything is in hand, with the logs opened that this takes; None at the end."""
@@ -157,12 +158,17 @@ def _read_log(
     until: Version,
     trimmed: Callable[[], Version],
     bytes_max: int,
+    rank: bytes,
 ) -> Iterator[list[LogLine]]:
+    chunk = LOG_ID_BYTES + VERSION_BYTES
     start, end = encode_log_range(log.id, since, until)
     position = since
     while page := engine.scan(LOG, start, end, rows_max=PAGE_ROWS_MAX, bytes_max=bytes_max):
         require_untrimmed(position, trimmed())
-        lines = [(key[LOG_ID_BYTES:], row, log) for key, row in page]
+        if rank:
+            lines = [(key[LOG_ID_BYTES:chunk] + rank + key[chunk:], row, log) for key, row in page]
+        else:
+            lines = [(key[LOG_ID_BYTES:], row, log) for key, row in page]
         yield lines
         # More chunks of the last commit may follow: the reader has everything before it.
         position = version_of(lines[-1]) - 1

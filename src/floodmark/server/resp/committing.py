@@ -27,7 +27,8 @@ from floodmark.partition.commit.commit import Commit, Mint
 from floodmark.partition.committer import commit_together
 from floodmark.partition.deciding import Decided
 from floodmark.partition.node import Node
-from floodmark.partition.partition import SETTLES_MAX, LocalPartition, plan_put
+from floodmark.partition.partition import LocalPartition, plan_put
+from floodmark.partition.prepared.settling import SETTLES_MAX
 from floodmark.server.resp.session import Session
 from floodmark.server.resp.table import Arguments, Handler, attempt, describe
 from floodmark.wire.resp import Failure
@@ -121,7 +122,7 @@ class Step(Decided):
     """A job in its round."""
 
     def __init__(self, node: Node, job: Job, *, is_alone: bool) -> None:
-        super().__init__(node, job.on, job.decide, durable=job.durable)
+        super().__init__(node.committer, lambda: node.map, job.on, job.decide, durable=job.durable)
         self._connection = job.connection
         self._is_alone = is_alone
         self.is_blocked = False

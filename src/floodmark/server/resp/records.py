@@ -143,7 +143,7 @@ class Records:
 
     def version(self, qualified: bytes) -> Version:
         """The version of the newest record of a key, dead or alive, for WATCH."""
-        return newest_version(self.spaces.host.node, qualified)
+        return newest_version(self.spaces.host.node.engine, qualified)
 
     # Writes
 

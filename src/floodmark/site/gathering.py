@@ -1,0 +1,83 @@
+"""Writes that are gathered to be committed together, by a transaction or an atomic batch."""
+
+from datetime import timedelta
+from typing import Any, TypeAlias
+
+from floodmark.codec.ordered import NAMESPACE_BYTES
+from floodmark.model.errors import CommitTooLarge, InvalidArgument
+from floodmark.site.codecs import CodedNamespace
+from floodmark.site.namespace import Namespace
+from floodmark.site.policies import Fields
+
+# Keys and values are those of the handle: bytes, or text and what its codec takes.
+AnyNamespace: TypeAlias = Namespace | CodedNamespace[Any]
+
+
+class GatheredWrites:
+    """Writes to namespaces: stored values, or unstamped states, by namespace and key."""
+
+    def __init__(self, name: str, *, bytes_max: int) -> None:
+        self._writes: dict[int, tuple[AnyNamespace, dict[bytes, bytes]]] = {}
+        self._name = name
+        self._bytes_max = bytes_max
+        self._bytes = 0
+
+    def _require_open(self) -> None:
+        """Raise Closed after the end."""
+        raise NotImplementedError
+
+    def put(
+        self, namespace: AnyNamespace, key: bytes | str, value: Any, *, ttl: timedelta | float | None = None
+    ) -> None:
+        """Write a value."""
+        policy, _, expire = namespace.encoding
+        self._add(namespace, key, policy.put(key, value, expire(ttl)))
+
+    def delete(self, namespace: AnyNamespace, key: bytes | str) -> None:
+        """Delete a key, whether or not it is there."""
+        self._add(namespace, key, namespace.encoding.policy.delete())
+
+    def update(
+        self,
+        namespace: AnyNamespace,
+        key: bytes | str,
+        fields: Fields,
+        *,
+        ttl: timedelta | float | None = None,
+    ) -> None:
+        """Write some fields of a record, and leave the others as they are."""
+        policy, _, expire = namespace.encoding
+        self._add(namespace, key, policy.update(key, fields, expire(ttl)))
+
+    def delete_field(self, namespace: AnyNamespace, key: bytes | str, *names: str) -> None:
+        """Delete some fields of a record."""
+        self._add(namespace, key, namespace.encoding.policy.delete_field(key, names))
+
+    def add(self, namespace: AnyNamespace, key: bytes | str, number: int = 1) -> None:
+        """Add to a counter."""
+        self._add(namespace, key, namespace.encoding.policy.add(key, number))
+
+    def _add(self, namespace: AnyNamespace, key: bytes | str, stored: bytes) -> None:
+        self._require_open()
+        policy, qualify, _ = namespace.encoding
+        qualified = qualify(key)
+        plain = qualified[NAMESPACE_BYTES:]
+        _, rows = self._writes.setdefault(namespace.id, (namespace, {}))
+        earlier = rows.get(plain)
+        if earlier is not None and policy.merges:
+            joined = policy.join(earlier, stored)
+            if joined is None:
+                raise InvalidArgument(
+                    f"the writes of {self._name} to {key!r:.60} cannot become one; write them in "
+                    "two of these, or as one update"
+                )
+            stored = joined
+        added = len(stored) + (len(qualified) if earlier is None else -len(earlier))
+        if self._bytes + added > self._bytes_max:
+            raise CommitTooLarge(
+                f"with {key!r:.60} {self._name} would write {self._bytes + added:,} bytes, and may "
+                f"write {self._bytes_max:,}; commit what it has, and go on in another one",
+                size=self._bytes + added,
+            )
+        self._bytes += added
+        rows[plain] = stored
