@@ -107,7 +107,7 @@ def serve(
     id: SiteId = None,
     listen: Annotated[str, "HOST:PORT", "Where to listen; port 0 takes any that is free."] = "127.0.0.1:7100",
     metrics: Annotated[
-        str | None, "HOST:PORT", "Where to serve /metrics, /healthz and /readyz over HTTP."
+        str | None, "HOST:PORT", "Where to serve /metrics, /health, /healthz and /readyz over HTTP."
     ] = None,
     log_level: Annotated[str, "LEVEL", "debug, info, warning or error."] = "info",
     durability: Annotated[str, "fsync|async", "For writes that name none."] = "fsync",
