@@ -12,7 +12,7 @@ KNOWN_SEEDS = {
     "clock-not-moved": 2,
     "commit-split": 1,
     "fence-left-out": 26,
-    "removed-unshared": 13,
+    "removed-unshared": 15,
     "sealed-forgotten": 1,
     "stale-step": 42,
     "uncounted-start": 1,

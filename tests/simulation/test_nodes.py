@@ -18,7 +18,7 @@ KNOWN_SEEDS = {
     "guard-before-batch": 17,
     "lease-ignored": 5,
     "log-not-passed": 20,
-    "round-unguarded": 9,
+    "round-unguarded": 17,
     "takeover-unguarded": 42,
     "trim-unseen": 5,
 }
