@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 from tests.divergence.support_sites import POLICIES, RETENTION_MS, Sites
+from tests.sizes import only
 
 from floodmark.divergence.comparing import Drift, Lag, compare_keys, take_vantage
 from floodmark.links.applying import Applier
@@ -56,7 +57,7 @@ def test_silent_under_lag(sites: Sites) -> None:
     assert sites.drifts() == []
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", only([0], range(2)))
 def test_silent_under_reordering(sites: Sites, seed: int) -> None:
     """Links run in any order and each at its own pace, so that effects arrive before their causes."""
     random, lag = Random(seed), 0

@@ -10,6 +10,7 @@ from random import Random
 import pytest
 from tests.feed.support_pending import BARE, BATCHED, NAME, losing, make_consumer_stage, settler
 from tests.feed.support_subscription import positions_of, write
+from tests.sizes import only
 
 from floodmark.feed.subscription import bookkeeping
 from floodmark.feed.subscription.acknowledgement import ChangePosition
@@ -113,7 +114,7 @@ class Work:
 
 
 @pytest.mark.parametrize("settings", [BATCHED, BARE], ids=["batched", "bare"])
-@pytest.mark.parametrize("first", range(0, 40, 10))
+@pytest.mark.parametrize("first", only([0], range(0, 40, 10)))
 def test_each_change_has_its_effect_once(first: int, settings: BatchSettings) -> None:
     for seed in range(first, first + 10):
         work = Work(seed, settings)

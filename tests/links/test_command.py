@@ -11,6 +11,7 @@ import pytest
 from tests.cli.support import FLOODMARK, PROCESS_SECONDS_MAX, run, run_process
 from tests.links.support import ServeSite, describe
 from tests.server.support import open_memory
+from tests.sizes import only
 from tests.spark.support_garbage import collect_old
 from tests.waiting import wait_until
 
@@ -57,7 +58,7 @@ def test_a_copy_that_begins_with_a_snapshot_says_what_came_by_it(serve_site: Ser
     assert run(*command).text.startswith("copied 1 change in ")
 
 
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("ending", only([signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]))
 def test_a_signal_ends_replication_with_its_summary(
     serve_site: ServeSite, tmp_path: Path, ending: signal.Signals
 ) -> None:

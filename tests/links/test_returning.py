@@ -10,6 +10,7 @@ from tests.cli.support import run
 from tests.links.support import POLICIES, Served, ServeSite, require_equal, share, write_everywhere
 from tests.links.test_process import run_in_process
 from tests.server.support import LOOPBACK
+from tests.sizes import only
 
 import floodmark
 from floodmark.host.examination import Severity
@@ -108,7 +109,7 @@ def test_site_comes_back_with_the_present_state_of_a_peer(half_back: HalfBack) -
         assert not [name for name in points if name.startswith("return-")]
 
 
-@pytest.mark.parametrize("step", ["prepare_return", "bring_back", "finish_return"])
+@pytest.mark.parametrize("step", only(["bring_back"], ["prepare_return", "bring_back", "finish_return"]))
 def test_return_from_a_peer_that_was_cut_off_is_taken_up_again(
     half_back: HalfBack, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:

@@ -320,6 +320,7 @@ def test_command_says_by_its_exit_code_whether_sites_agree(world: World) -> None
         assert run(*wrong).code == 64
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("spark")
 def test_every_command_of_the_page_does_what_it_says(machines: Machines) -> None:
     machines.share("oslo", "rome")
