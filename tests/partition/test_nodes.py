@@ -10,6 +10,7 @@ from tests.cluster import KEY, LATER, Cluster, put, serving
 from floodmark.codec.values import encode_value
 from floodmark.engine import Guard
 from floodmark.engine.base import WriteRow
+from floodmark.model.change import Heartbeat
 from floodmark.model.errors import (
     ClockSkew,
     InvalidOption,
@@ -23,7 +24,15 @@ from floodmark.model.partition import Decision, Fate
 from floodmark.model.ranges import KeyRange
 from floodmark.partition import META
 from floodmark.partition.layout import load_logs, load_partitions
-from floodmark.partition.membership import BEAT_MS, DEAD_MS, LEASE_MS, SKEW_MS_MAX, claim, load_beats
+from floodmark.partition.membership import (
+    BEAT_MS,
+    DEAD_MS,
+    LEASE_MS,
+    SKEW_MS_MAX,
+    SharedNode,
+    claim,
+    load_beats,
+)
 
 
 def test_each_node_mints_versions_of_its_own() -> None:
@@ -121,6 +130,48 @@ def test_prepared_writes_hold_the_successor_back_until_they_have_ended() -> None
     assert serving(second).resolved_version() > newer
     told = [line[0][:8] for page in second.node.read_log(0, newer, KeyRange()) for line in page]
     assert [int.from_bytes(version, "big") for version in told] == [prepared, newer]
+
+
+def test_changes_of_a_log_that_a_takeover_has_kept_are_counted_once() -> None:
+    cluster = Cluster()
+    first, second = cluster.nodes
+    fates = {"t1": Fate(Decision.UNDECIDED), "t2": Fate(Decision.UNDECIDED)}
+    second.node.settle_by(lambda transaction: fates[transaction])
+
+    def beat(times: int) -> list[Heartbeat]:
+        beats = []
+        for _ in range(times):
+            cluster.tick(second)
+            beats.append(second.node.heartbeat())
+        return [each for each in beats if each.node == 0]
+
+    def prepare(name: str, node: SharedNode) -> None:
+        version = serving(node).prepare(name, [KEY], [encode_value(name.encode())])
+        fates[name] = Fate(Decision.UNDECIDED, version)
+
+    def commit(name: str) -> None:
+        fates[name] = Fate(Decision.COMMIT, fates[name].version)
+        assert serving(second).commit_prepared(name, fates[name].version)
+
+    put(first, b"counted by the first")
+    first.node.heartbeat()
+    prepare("t1", first)
+    cluster.bury(first)
+    put(second, b"2")
+    beat(3)
+    commit("t1")
+    # The log is kept for longer: another write is prepared, while earlier ones are resolved and counted.
+    cluster.tick(second, times=2)
+    prepare("t2", second)
+    cluster.tick(second, times=2)
+    beats = beat(5)
+    assert any(row.counted for row in load_partitions(cluster.engine))
+    commit("t2")
+    beats += beat(5)
+    assert not any(row.counted for row in load_partitions(cluster.engine))
+    # Both transactions, and one put.
+    assert sum(each.sums[1].all.changes for each in beats if each.sums) == 3
+    assert all(each.since for each in beats)
 
 
 def test_a_takeover_fails_if_the_dead_node_starts_again_meanwhile() -> None:
