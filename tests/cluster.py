@@ -27,8 +27,9 @@ LATER = b"\x00\x00\x01zoe"
 class Cluster:
     """Nodes that tick together."""
 
-    def __init__(self, nodes: int = 2) -> None:
-        self.time = SimulatedTime()
+    def __init__(self, nodes: int = 2, site_id: int = 1, time: SimulatedTime | None = None) -> None:
+        self.time = time or SimulatedTime()
+        self.site_id = site_id
         self.engine = MemoryEngine(FAMILIES)
         self.offsets = dict.fromkeys(range(1, NODES_MAX), 0)
         self.nodes = [self.start(number + 1) for number in range(nodes)]
@@ -38,7 +39,7 @@ class Cluster:
         return SharedNode(
             self.engine,
             number,
-            1,
+            self.site_id,
             time_source=lambda: self.time() + self.offsets[number],
             elapsed_source=self.time,
             url=f"grpc://oslo-{number}:7100",
@@ -108,8 +109,11 @@ class ClusterNodes:
 class SiteCluster:
     """A cluster with a host over each node.  The first node keeps, and owns all partitions."""
 
-    def __init__(self, nodes: int = 2) -> None:
-        self.cluster = Cluster(nodes)
+    def __init__(
+        self, nodes: int = 2, name: str = "oslo", site_id: int = 1, time: SimulatedTime | None = None
+    ) -> None:
+        self.cluster = Cluster(nodes, site_id, time)
+        self.name = name
         self.nodes: list[ClusterNodes] = []
         self.hosts = [self.open(shared) for shared in self.cluster.nodes]
         self.sites = [Site(host, durable=True) for host in self.hosts]
@@ -120,7 +124,7 @@ class SiteCluster:
         self.nodes.append(nodes)
         shared.node.resolve_site = nodes.resolved_version
         host = EmbeddedHost(
-            new_identity("oslo", 1),
+            new_identity(self.name, self.cluster.site_id),
             shared.node,
             make_background=partial(
                 Background, collect_every=timedelta(days=1), disk=None, disk_reserve_bytes=0
@@ -135,6 +139,13 @@ class SiteCluster:
         )
         shared.engine.load_catalog = host.load_catalog
         return host
+
+    def renew(self) -> None:
+        """Open hosts again over nodes that have begun anew, or begun or ceased to keep the site."""
+        for index, (shared, host) in enumerate(zip(self.cluster.nodes, self.hosts, strict=True)):
+            if host.node is not shared.node or host.keeps != shared.is_keeper:
+                self.hosts[index] = self.open(shared)
+                self.sites[index] = Site(self.hosts[index], durable=True)
 
     @property
     def keeper(self) -> EmbeddedHost | None:
