@@ -19,6 +19,7 @@ from threading import Event, Lock, Thread
 from typing import Any, Final
 
 from floodmark.clock import GuardedTime, TimeSource, elapsed_ms
+from floodmark.clock.backoff import Backoff
 from floodmark.engine import Engine
 from floodmark.host.administration import NodeAdministration, NodePartitions
 from floodmark.host.asking import NodeVersions, OtherNodes
@@ -46,6 +47,7 @@ from floodmark.partition.membership import BEAT_MS, SharedNode, claim, drained_n
 from floodmark.routing import Router
 from floodmark.wire import RemoteCalls, port_methods
 from floodmark.wire.address import parse_address
+from floodmark.wire.changes import resume_changes
 from floodmark.wire.messages import Method
 
 WILDCARDS: Final = ("0.0.0.0", "::")
@@ -274,10 +276,8 @@ class NodeHost(Host):
                 if keeper is None or keeper.node == self.shared.number:
                     raise self._not_keeper()
                 return self._peers.at(keeper.node).call(method, *args, **kwargs)
-            except (NotKeeper, Unreachable):
-                pause_ms = backoff.next_ms()
-                if pause_ms is None or self._stopping.wait(pause_ms / 1_000):
-                    raise
+            except (NotKeeper, Unreachable) as error:
+                _pause(self._stopping, backoff, error)
                 self._keeper = load_keeper(self._engine)
 
     def _answer(self, port: str, method: Method[Any], *args: object, **kwargs: object) -> Any:
@@ -345,6 +345,24 @@ class NodeHost(Host):
         return self._host.reading(version, namespace)
 
     def changes(self, request: ChangesRequest) -> Iterator[ChangeBatch]:
+        """The changes that were asked for, also after this node was fenced and has begun anew."""
+        backoff = takeover_backoff()
+
+        def pause(error: FloodmarkError) -> None:
+            if not isinstance(error, NodeFenced):
+                raise error
+            _pause(self._stopping, backoff, error)
+
+        def open_stream(request: ChangesRequest) -> Iterator[ChangeBatch]:
+            batches = self._host.changes(request)
+            yield ChangeBatch(through=request.since, snapshot=request.snapshot)
+            yield from batches
+
+        batches = resume_changes(request, open_stream, backoff.reset, pause)
+        next(batches)
+        return batches
+
+    def serve_changes(self, request: ChangesRequest) -> Iterator[ChangeBatch]:
         return self._host.changes(request)
 
     def wake_readers(self) -> None:
@@ -371,6 +389,13 @@ def rebalance(host: NodeHost) -> None:
     administration = host.current.node_port
     if host.current.keeps and isinstance(administration, NodeAdministration):
         administration.rebalance_if_quiet()
+
+
+def _pause(stopping: Event, backoff: Backoff, error: FloodmarkError) -> None:
+    """Wait before another attempt.  Raises the error if no time is left, or the node stops."""
+    pause_ms = backoff.next_ms()
+    if pause_ms is None or stopping.wait(pause_ms / 1_000):
+        raise error
 
 
 def _retire(host: EmbeddedHost) -> None:

@@ -621,6 +621,10 @@ class Host(ABC):
     def changes(self, request: ChangesRequest) -> Iterator[ChangeBatch]:
         """The changes that were asked for.  What they need is held from the call on."""
 
+    def serve_changes(self, request: ChangesRequest) -> Iterator[ChangeBatch]:
+        """`changes` for a client that goes on at another node if this one ends."""
+        return self.changes(request)
+
     @abstractmethod
     def wake_readers(self) -> None:
         """Let readers that wait for changes here yield at once, so that a stopping server can end them."""

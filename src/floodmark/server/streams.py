@@ -101,7 +101,7 @@ class Streams:
 
     def _changes(self, visit: Visit, request: ChangesRequest) -> Batches:
         self._check_changes(visit, request)
-        batches: Any = self._host.changes(request)
+        batches: Any = self._host.serve_changes(request)
         with closing(batches):
             # Empty, and sent once everything is held: the client waits for it before it goes on.
             encode = partial(encode_changes, before_images=request.before_images)
