@@ -1,6 +1,7 @@
 """Feeds of a site that several nodes serve: nothing is lost unnoticed, and nothing is reported that came."""
 
 from collections.abc import Callable, Iterator, Set
+from typing import Protocol
 
 import pytest
 from tests.cluster import SiteCluster
@@ -96,10 +97,18 @@ class Oslo:
         return self.cluster.hosts[node - 1].changes(request)
 
 
+class CountedSite(Protocol):
+    """A site with id 1 and the namespace whose changes are counted."""
+
+    namespace: int
+
+    def changes(self, node: int, since: Version, /, *, heartbeats: bool) -> Iterator[ChangeBatch]: ...
+
+
 class Stage:
     """A stage that delivers all changes except some that it loses, and its checks."""
 
-    def __init__(self, oslo: Oslo) -> None:
+    def __init__(self, oslo: CountedSite) -> None:
         self.checks = Checks()
         self.delivered: list[tuple[Version, bytes]] = []
         self._oslo = oslo

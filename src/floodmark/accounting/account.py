@@ -9,8 +9,8 @@ after it, because each names the version at which the one before it ended.
                      through    a log is    through      through
                                  sealed
 
-A sealed log ends with a heartbeat of its own, S, and its node's next one leaves out the changes of S: the sum
-of both must equal the count.
+A sealed log ends with a heartbeat of its own, S, and its node's next one, which ends above S, leaves out the
+changes of S: the sum of both must equal the count.
 
 Some intervals prove nothing, and are reported as unchecked: the first, whose beginning the reader has not
 seen; one in which the node lost count, after a failed write or a start; and one that was caught up by a scan,

@@ -80,7 +80,13 @@ class Heartbeats:
         return (self._write_for_site() if node.number else None) or beats[0]
 
     def _find_end(self, resolved: Version) -> Version:
-        """The version through which the next heartbeat counts: one at which those of other nodes end too."""
+        """The version through which the next heartbeat counts: one at which those of other nodes end too.
+
+        It does not lie below the seal of a log, whose heartbeat has counted all changes up to there.  A
+        prepared write may hold the resolved version back that long; until then the last heartbeat stands.
+        """
+        if any(log.sealed_at is not None and log.sealed_at > resolved for log in self._node.logs):
+            return self._counted_through
         is_alone = all(row.node == self._node.number for row in self._node.rows)
         # A partition that came with prepared writes holds the resolved version back, and is counted apart.
         return max(resolved if is_alone else align(resolved), self._counted_through)
