@@ -7,6 +7,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.nodes import NodeCluster, node_cluster
 from tests.server.test_links import ask
 
+from floodmark.host.asking import OtherNodes
+from floodmark.model.errors import FloodmarkError
 from floodmark.partition.membership import LEASE_MS, SKEW_MS_MAX
 
 
@@ -86,10 +88,10 @@ def test_a_drained_node_is_not_ready(cluster: NodeCluster) -> None:
 
 
 def test_metrics_tell_of_a_takeover(cluster: NodeCluster) -> None:
-    before = metrics(cluster, 2)
+    before = metrics(cluster, 1)
     assert [before["up", number] for number in (1, 2, 3)] == [1, 1, 1]
     assert [before["keeps", number] for number in (1, 2, 3)] == [1, 0, 0]
-    assert before["takeovers_total", 2] == before["restarts_total", 2] == 0
+    assert before["takeovers_total", 1] == before["restarts_total", 1] == 0
     cluster.kill(3)
     cluster.take_over()
     after = metrics(cluster, 1)
@@ -98,3 +100,18 @@ def test_metrics_tell_of_a_takeover(cluster: NodeCluster) -> None:
     assert after["partitions", 3] == 0
     takeovers = [metrics(cluster, number)["takeovers_total", number] for number in (1, 2)]
     assert sum(takeovers) == 1
+
+
+def test_pages_of_a_node_wait_for_no_other(cluster: NodeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither while the keeper is gone, nor while another node does not tell its versions."""
+    assert "floodmark_changes_total" in ask(cluster.servers[1], "/metrics")[1]
+    waits: list[FloodmarkError] = []
+    monkeypatch.setattr("floodmark.host.nodes._pause", lambda *arguments: waits.append(arguments[-1]))
+    monkeypatch.setattr(OtherNodes, "_ask", lambda _self, node: pytest.fail(f"node {node} was asked"))
+    cluster.kill(1)
+    require_ready(cluster, 2)
+    assert metrics(cluster, 2) == {("takeovers_total", 2): 0, ("restarts_total", 2): 0}
+    page = ask(cluster.servers[2], "/metrics")[1]
+    assert 'floodmark_site_up{site="oslo"} 1' in page
+    assert "floodmark_changes_total" not in page
+    assert waits == []

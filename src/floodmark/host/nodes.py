@@ -140,6 +140,7 @@ class NodeHost(Host):
             setattr(self, port.attribute, RemoteCalls(partial(self.call, port.attribute), methods))
         self.namespaces = RemoteNamespaces(self.namespaces)
         self._keeper = load_keeper(engine)
+        self._is_drained = False
         self._host = self._make_host()
         # The first node has nothing to wait for.
         self.watch()
@@ -234,6 +235,7 @@ class NodeHost(Host):
             try:
                 self.shared.watch()
                 self._keeper = load_keeper(self._engine)
+                self._is_drained = self.shared.number in drained_nodes(self._engine)
                 self._peers.note(self.shared.membership.urls())
                 self._renew()
                 if not self._host.keeps:
@@ -249,6 +251,10 @@ class NodeHost(Host):
             self._host.wake_readers()
 
     # The keeper
+
+    @property
+    def keeps(self) -> bool:  # type: ignore[override]
+        return self._host.keeps
 
     def require_here(self, action: Action) -> None:
         if not action.anywhere and not self._host.keeps:
@@ -327,16 +333,17 @@ class NodeHost(Host):
         return NodeCounters(node=shared.number, takeovers=shared.takeovers, restarts=shared.incarnations - 1)
 
     def require_ready(self) -> None:
+        """Raise the reason for which this node does not serve, by what it knows: it asks no other node."""
         number, node = self.shared.number, self.shared.node
         self.shared.membership.require()
         node.storage.require_wanted()
-        if number in drained_nodes(self._engine) and not any(row.node == number for row in node.rows):
+        node.require_open()
+        if self._is_drained and not any(row.node == number for row in node.rows):
             raise PartitionMoved(
                 f"node {number} was drained, and other nodes serve its partitions; stop it, or start it "
                 "again to give it partitions",
                 node=number,
             )
-        super().require_ready()
 
     def physical_ms(self) -> int:
         return self._host.physical_ms()

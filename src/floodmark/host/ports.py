@@ -579,6 +579,8 @@ class Host(ABC):
     node_port: NodePort
     # The token that other nodes of the site show; None if there are none.
     peer_token: str | None = None
+    # Whether this process answers for the whole site; of several nodes, the keeper does.
+    keeps: bool = True
 
     @property
     def served(self) -> PartitionMaps:

@@ -210,10 +210,12 @@ class _Metric(NamedTuple):
 
 
 class MetricsPage(Collector):
-    """All metrics of one server: its own, its site's and its feeds'."""
+    """All metrics of one server: its own, and those of the site and its feeds where it is kept."""
 
     def __init__(self, site: Site, server: ServerMetrics) -> None:
         self._site = site
+        # A site that was closed hands none out.
+        self._host = site.host
         self._server = server
         # A registry of its own: the library's global one would collect what others register.
         self._registry = CollectorRegistry()
@@ -228,16 +230,12 @@ class MetricsPage(Collector):
         """The families of one rendering; the registry calls it."""
         name = self._site.name
         yield from self._server.families(name)
-        families = self._of_host(_site_families)
+        families = self._of_host(_site_families if self._host.keeps else _ready_families)
         yield from _families(("site",), [((name,), bool(families))], _UP)
         yield from families
-        for part in (
-            _feed_families,
-            _link_families,
-            _transaction_families,
-            _node_families,
-            _node_counter_families,
-        ):
+        # Other nodes would have to ask the keeper, whose page has all that concerns the site.
+        of_site = (_feed_families, _link_families, _transaction_families, _node_families)
+        for part in (*of_site, _node_counter_families) if self._host.keeps else (_node_counter_families,):
             yield from self._of_host(part)
 
     def _of_host(self, families: Callable[[Host], Iterator[Metric]]) -> list[Metric]:
@@ -503,6 +501,14 @@ def _site_families(host: Host) -> Iterator[Metric]:
     yield from _families(("site", "namespace"), namespaces, _NAMESPACE)
     partitions = [((site, str(each.id)), each) for each in statistics.partitions]
     yield from _families(("site", "partition"), partitions, _PARTITION)
+
+
+def _ready_families(host: Host) -> Iterator[Metric]:
+    """What a node tells that answers, but not for the whole site."""
+    host.require_ready()
+    identity = host.identity
+    info = (identity.site, str(identity.site_id), str(identity.format))
+    yield from _families(("site", "site_id", "format"), [(info, identity)], _INFO)
 
 
 def _feed_families(host: Host) -> Iterator[Metric]:

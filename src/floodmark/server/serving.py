@@ -243,6 +243,9 @@ class Server:
         problems = [self._why_unhealthy(), self._why_not_ready()]
         found = [problem for problem in problems if problem is not None]
         try:
+            if not self._site.host.keeps:
+                # The keeper tells the alarms of the site.
+                return found
             feeds = [
                 f"feed {feed.name}: {feed.alarm}"
                 for feed in feed_statistics(self._site.host.feeds)
