@@ -1,6 +1,6 @@
 """Several nodes of a site in one process: one engine in memory, a real server each, and simulated time."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Final
@@ -17,6 +17,7 @@ from floodmark.site.embedding import open_engine
 from floodmark.testing.clock import SimulatedTime
 
 LOOPBACK: Final = "127.0.0.1:0"
+PLAIN: Final = ServerOptions(metrics_listen=LOOPBACK)
 
 
 class SharedEngine(MemoryEngine):
@@ -29,7 +30,8 @@ class SharedEngine(MemoryEngine):
 class NodeCluster:
     """Nodes that beat together, under one time.  A killed node neither beats nor answers."""
 
-    def __init__(self, nodes: int = 3) -> None:
+    def __init__(self, nodes: int = 3, options: Mapping[int, ServerOptions] | None = None) -> None:
+        self._options = options or {}
         self.time = SimulatedTime()
         self.engine = SharedEngine(FAMILIES)
         self.offsets = dict.fromkeys(range(1, NODES_MAX), 0)
@@ -50,7 +52,7 @@ class NodeCluster:
         )
         self.sites[number] = site
         if listens:
-            self.servers[number] = serve(site, LOOPBACK, ServerOptions(metrics_listen=LOOPBACK))
+            self.servers[number] = serve(site, LOOPBACK, self._options.get(number, PLAIN))
         return site
 
     def host(self, number: int) -> NodeHost:
@@ -119,9 +121,9 @@ class NodeCluster:
 
 
 @contextmanager
-def node_cluster(nodes: int = 3) -> Iterator[NodeCluster]:
-    """Nodes that are ended behind the block."""
-    cluster = NodeCluster(nodes)
+def node_cluster(nodes: int = 3, options: Mapping[int, ServerOptions] | None = None) -> Iterator[NodeCluster]:
+    """Nodes that are ended behind the block; `options` are those of the servers of some."""
+    cluster = NodeCluster(nodes, options)
     try:
         yield cluster
     finally:

@@ -1,4 +1,4 @@
-"""Certificates for tests, made on the spot by a certificate authority that nobody else trusts."""
+"""Certificates for tests, made on the spot by a certificate authority that only they trust."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -40,6 +40,8 @@ class Certificates:
         self._other_authority = trustme.CA()
         self.root_path = directory / "root.pem"
         self._authority.cert_pem.write_to_path(str(self.root_path))
+        self.foreign_root_path = directory / "foreign-root.pem"
+        self._other_authority.cert_pem.write_to_path(str(self.foreign_root_path))
         self.server = self._write("server", self._authority.issue_cert("localhost", "127.0.0.1", "::1"))
 
     @property
