@@ -47,7 +47,7 @@ REGISTER_ATTEMPTS_MAX: Final = 10
 AGES_MS: Final = 1 << 40
 # How often, and after how long each time, a process looks whether another runs under its number: together as
 # long as a lease, so that one whose beats have stopped answers no reads any more.
-CLAIM_LOOKS: Final = 20
+CLAIM_LOOKS: Final = 6
 CLAIM_LOOK_SECONDS: Final = LEASE_MS / 1_000 / CLAIM_LOOKS
 
 _log = logging.getLogger("floodmark.partition")
