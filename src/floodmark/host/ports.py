@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from os import PathLike
+from pathlib import Path
 from typing import Final, Protocol, get_type_hints
 
 import msgspec
@@ -577,6 +578,8 @@ class Host(ABC):
     transactions: Transactions
     peers: PeerPort
     node_port: NodePort
+    # The directory of the site, whose disk is watched; None for a site in a database or behind a server.
+    disk: Path | None = None
     # The token that other nodes of the site show; None if there are none.
     peer_token: str | None = None
     # Whether this process answers for the whole site; of several nodes, the keeper does.

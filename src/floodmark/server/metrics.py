@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from math import inf
 from operator import attrgetter
+from platform import python_version
+from shutil import disk_usage
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
@@ -18,12 +20,20 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from floodmark import __version__
 from floodmark.feed.named.feeds import FeedStatistics
 from floodmark.feed.named.store import FeedStore
 from floodmark.host.ports import Host
 from floodmark.host.statistics import AlarmKind, SiteStatistics
 from floodmark.log import Histogram as LogHistogram
-from floodmark.model.errors import FeedNotFound, FloodmarkError, NotAllowed, OutcomeUnknown, Retryable
+from floodmark.model.errors import (
+    FeedNotFound,
+    FloodmarkError,
+    NotAllowed,
+    OutcomeUnknown,
+    Retryable,
+    SubscriptionNotFound,
+)
 from floodmark.model.partition import HoldKind
 from floodmark.model.stream import Way
 from floodmark.model.transaction import TransactionState
@@ -35,9 +45,30 @@ BUCKETS_SECONDS: Final = (
 )  # fmt: skip
 OUTCOMES: Final = ("done", "retryable", "unknown", "not_allowed", "refused", "bug")
 OTHER: Final = "other"
+# The groups by which durations are measured.  Actions of ports, `feeds.create`, go by their port.
+_GROUPS: Final = {
+    **dict.fromkeys(("find", "get", "get_many"), "read"),
+    **dict.fromkeys(("apply", "compare_and_set", "delete_unchanged", "load", "merge", "put"), "write"),
+    **dict.fromkeys(("put_unchanged", "repair"), "write"),
+    **dict.fromkeys(("abort_prepared", "commit_prepared", "prepare", "settle"), "transactions"),
+    **dict.fromkeys(("records", "scan"), "scan"),
+    **{"changes": "changes", "write_stream": "write_stream"},
+}
 NAMESPACES_SHOWN_MAX: Final = 1_000
+# To count a backlog reads changes.
+SUBSCRIPTIONS_SHOWN_MAX: Final = 100
 
 _log = logging.getLogger("floodmark.server")
+
+
+def group_of(action: str) -> str:
+    """The group of an action, as the label of a metric.
+
+    >>> group_of("put"), group_of("feeds.create"), group_of("resp.get"), group_of("hello")
+    ('write', 'feeds', 'resp', 'other')
+    """
+    port, dot, _ = action.partition(".")
+    return _GROUPS.get(action, port if dot else OTHER)
 
 
 def outcome_of(error: BaseException | None) -> str:
@@ -82,16 +113,16 @@ class Tally:
         """The tally as the samples of the two metrics of requests."""
         for outcome, count in [*self.outcomes.items()]:
             yield Sample("floodmark_requests_total", {"action": action, "outcome": outcome}, count)
-        name, count = "floodmark_request_seconds", 0
+        name, count, group = "floodmark_request_seconds", 0, group_of(action)
         for bound, number in zip((*BUCKETS_SECONDS, inf), [*self.buckets], strict=True):
             count += number
-            yield Sample(f"{name}_bucket", {"action": action, "le": _show_bound(bound)}, count)
-        yield Sample(f"{name}_count", {"action": action}, count)
-        yield Sample(f"{name}_sum", {"action": action}, self.seconds)
+            yield Sample(f"{name}_bucket", {"group": group, "le": _show_bound(bound)}, count)
+        yield Sample(f"{name}_count", {"group": group}, count)
+        yield Sample(f"{name}_sum", {"group": group}, self.seconds)
 
 
 def add_samples(samples: Iterable[Sample]) -> Iterable[Sample]:
-    """The samples, with those of one name and the same labels added up: an action may have two tallies."""
+    """The samples, with those of one name and the same labels added up: a group has several tallies."""
     sums: dict[tuple[str, frozenset[tuple[str, str]]], Sample] = {}
     for sample in samples:
         key = sample.name, frozenset(sample.labels.items())
@@ -120,8 +151,8 @@ class ServerMetrics:
         )
         self._seconds = Histogram(
             "floodmark_request_seconds",
-            "How long requests took.",
-            ("action",),
+            "How long requests took, by group of actions.",
+            ("group",),
             registry=None,
             buckets=BUCKETS_SECONDS,
         )
@@ -134,7 +165,8 @@ class ServerMetrics:
             registry=None,
         )
         self._tallies: dict[str, Tally] = {}
-        self._actions = {action: self._seconds.labels(action) for action in (*sorted(actions), OTHER)}
+        names = (*sorted(actions), OTHER)
+        self._actions = {action: self._seconds.labels(group_of(action)) for action in names}
         # The usual outcome exists from the start, so that its rate counts the first request as well.
         done = OUTCOMES[0]
         self._outcomes = {(action, done): self._requests.labels(action, done) for action in self._actions}
@@ -232,9 +264,17 @@ class MetricsPage(Collector):
         yield from self._server.families(name)
         families = self._of_host(_site_families if self._host.keeps else _ready_families)
         yield from _families(("site",), [((name,), bool(families))], _UP)
+        build = (name, __version__, python_version())
+        yield from _families(("site", "version", "python"), [(build, None)], _BUILD)
         yield from families
         # Other nodes would have to ask the keeper, whose page has all that concerns the site.
-        of_site = (_feed_families, _link_families, _transaction_families, _node_families)
+        of_site = (
+            _feed_families,
+            _subscription_families,
+            _link_families,
+            _transaction_families,
+            _node_families,
+        )
         for part in (*of_site, _node_counter_families) if self._host.keeps else (_node_counter_families,):
             yield from self._of_host(part)
 
@@ -307,8 +347,13 @@ def _held_seconds(site: SiteStatistics) -> dict[str, float | None]:
 
 
 _FIRST: Final = f"if there is one; for the first {NAMESPACES_SHOWN_MAX:,} namespaces."
+_COUNTED: Final = f"of the first {SUBSCRIPTIONS_SHOWN_MAX} subscriptions."
 _UP: Final = _gauges(site_up=("Whether the site answers; if not, its own metrics are missing here.", float))
 _INFO: Final = _gauges(site_info=("The site that this server serves.", lambda _: 1))
+_BUILD: Final = _gauges(build_info=("The release and the Python of this server.", lambda _: 1))
+_DISK: Final = _gauges(
+    disk_free_bytes=("Bytes that are free on the disk of the site, if it is in a directory.", float)
+)
 _SITE: Final = [
     *_counters(
         commits=("Commits since the site was opened.", "commits"),
@@ -406,6 +451,18 @@ _FEED: Final = [
         ),
     ),
 ]
+_SUBSCRIPTION: Final = _gauges(
+    subscription_backlog_changes=(
+        f"Changes that are not delivered or not acknowledged, {_COUNTED}",
+        "backlog",
+    ),
+    subscription_unacked_changes=(f"Changes that are delivered and not acknowledged, {_COUNTED}", "unacked"),
+    subscription_lag_seconds=(f"Age of the oldest change that is not acknowledged, {_COUNTED}", "lag_ms"),
+    subscription_held=(
+        f"1 while a consumer has the subscription, {_COUNTED}",
+        lambda found: found.holder is not None,
+    ),
+)
 _LINK: Final = [
     *_gauges(
         link_heartbeat_age_seconds=(
@@ -490,6 +547,20 @@ _LOG: Final = [
     *_gauges(txn_log_live_records=("Records that are needed.", "live_records")),
 ]
 
+# Every metric of a site by its labels, from which docs/make_metrics.py makes the page and the dashboard.
+DESCRIBED: Final[dict[tuple[str, ...], list[_Metric]]] = {
+    ("site",): [*_UP, *_SITE, *_DISK, *_TRANSACTIONS],
+    ("site", "version", "python"): _BUILD,
+    ("site", "site_id", "format"): _INFO,
+    ("site", "namespace"): _NAMESPACE,
+    ("site", "partition"): _PARTITION,
+    ("site", "feed"): _FEED,
+    ("site", "namespace", "subscription"): _SUBSCRIPTION,
+    ("site", "source", "namespace"): _LINK,
+    ("site", "node"): [*_NODE, *_NODE_COUNTERS],
+    ("site", "log", "owner"): _LOG,
+}
+
 
 def _site_families(host: Host) -> Iterator[Metric]:
     statistics = host.status.statistics()
@@ -497,6 +568,8 @@ def _site_families(host: Host) -> Iterator[Metric]:
     info = (site, str(statistics.site_id), str(statistics.format))
     yield from _families(("site", "site_id", "format"), [(info, statistics)], _INFO)
     yield from _families(("site",), [((site,), statistics)], _SITE)
+    free = [] if host.disk is None else [((site,), disk_usage(host.disk).free)]
+    yield from _families(("site",), free, _DISK)
     namespaces = [((site, each.name), each) for each in statistics.namespaces[:NAMESPACES_SHOWN_MAX]]
     yield from _families(("site", "namespace"), namespaces, _NAMESPACE)
     partitions = [((site, str(each.id)), each) for each in statistics.partitions]
@@ -514,6 +587,15 @@ def _ready_families(host: Host) -> Iterator[Metric]:
 def _feed_families(host: Host) -> Iterator[Metric]:
     feeds = [((host.identity.site, feed.name), feed) for feed in feed_statistics(host.feeds)]
     return _families(("site", "feed"), feeds, _FEED)
+
+
+def _subscription_families(host: Host) -> Iterator[Metric]:
+    found = []
+    for row in host.subscriptions.list()[:SUBSCRIPTIONS_SHOWN_MAX]:
+        with suppress(SubscriptionNotFound):
+            statistics = host.subscriptions.statistics(row.spec.name)
+            found.append(((host.identity.site, row.spec.namespace, row.spec.name), statistics))
+    return _families(("site", "namespace", "subscription"), found, _SUBSCRIPTION)
 
 
 def _link_families(host: Host) -> Iterator[Metric]:

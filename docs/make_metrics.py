@@ -1,0 +1,214 @@
+"""Make docs/metrics.md, and the Grafana dashboard and Prometheus alerts of examples/sites, from the metrics.
+
+.venv/bin/python docs/make_metrics.py
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from prometheus_client.core import CounterMetricFamily
+
+from floodmark.server.metrics import DESCRIBED, ServerMetrics
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+
+
+class Described(NamedTuple):
+    """A metric as Prometheus stores it."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    help: str
+
+
+class Alert(NamedTuple):
+    """A condition that an operator should know of, how long it lasts first, and what to do."""
+
+    name: str
+    expression: str
+    lasts: str
+    severity: str
+    advice: str
+
+
+ALERTS: Final = (
+    Alert("FloodmarkDown", 'up{job="floodmark"} == 0', "1m", "critical", "Start the server; see its log."),
+    Alert(
+        "FloodmarkSiteFails", "floodmark_site_up == 0", "1m", "critical", "Run floodmark doctor on the site."
+    ),
+    Alert(
+        "FloodmarkDiskNearlyFull",
+        "floodmark_disk_free_bytes < 2e9",
+        "5m",
+        "critical",
+        "Make room: the site refuses writes before the disk is full.",
+    ),
+    Alert(
+        "FloodmarkBackgroundFails",
+        "floodmark_background_failing == 1",
+        "5m",
+        "warning",
+        "Heartbeats or garbage collection fail; floodmark status tells why.",
+    ),
+    Alert(
+        "FloodmarkResolvedHeldBack",
+        "floodmark_resolved_version_held_seconds > 60",
+        "1m",
+        "warning",
+        "A write or a transaction holds readers of changes back; floodmark status names it.",
+    ),
+    Alert(
+        "FloodmarkBugs",
+        'increase(floodmark_requests_total{outcome="bug"}[15m]) > 0',
+        "0m",
+        "warning",
+        "Report what the log says.",
+    ),
+    Alert(
+        "FloodmarkLinkAlarm",
+        "floodmark_link_alarm == 1",
+        "2m",
+        "warning",
+        "Run floodmark status on the site; it names the link and what to do.",
+    ),
+    Alert(
+        "FloodmarkChangesLost",
+        "floodmark_link_intervals_wrong_total > 0 or floodmark_feed_intervals_wrong_total > 0",
+        "0m",
+        "critical",
+        "Run floodmark verify --topology FILE; --repair gives each key its winner.",
+    ),
+    Alert(
+        "FloodmarkLinkBehind",
+        "floodmark_link_backlog_seconds > 300",
+        "5m",
+        "warning",
+        "Check that floodmark replicate runs and reaches both sites.",
+    ),
+    Alert(
+        "FloodmarkFeedAlarm",
+        "floodmark_feed_alarm == 1",
+        "2m",
+        "warning",
+        "Run floodmark feed show for the feed.",
+    ),
+    Alert(
+        "FloodmarkSubscriptionBehind",
+        "floodmark_subscription_lag_seconds > 900",
+        "5m",
+        "warning",
+        "The consumer is slow or gone; floodmark subscription show names its holder.",
+    ),
+    Alert(
+        "FloodmarkNodeDown",
+        "floodmark_node_up == 0 and floodmark_node_drained == 0",
+        "1m",
+        "warning",
+        "Start the node again, or floodmark node remove it.",
+    ),
+)
+
+
+def described() -> Iterator[Described]:
+    """Every metric of a server's page."""
+    for family in ServerMetrics(["put"]).families("site"):
+        # The library keeps names of labels in the samples.
+        names = {name: None for sample in family.samples for name in sample.labels if name != "le"}
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        yield Described(name, family.type, tuple(names), family.documentation)
+    for labels, metrics in DESCRIBED.items():
+        for metric in metrics:
+            counts = metric.family is CounterMetricFamily
+            kind = metric.family(metric.name, metric.help).type
+            more = () if metric.label is None else (metric.label,)
+            yield Described(f"{metric.name}{'_total' * counts}", kind, (*labels, *more), metric.help)
+
+
+def page() -> str:
+    """The text of docs/metrics.md."""
+    rows = [
+        f"| `{each.name}` | {each.kind} | {', '.join(each.labels)} | {each.help} |" for each in described()
+    ]
+    alerts = [f"| `{each.name}` | `{each.expression}` | {each.lasts} | {each.advice} |" for each in ALERTS]
+    return "\n".join(
+        [
+            "# Metrics",
+            "",
+            "`floodmark serve --metrics HOST:PORT` serves these at `/metrics`, with those of its process,",
+            "for Prometheus. `docs/make_metrics.py` makes this page, a dashboard for Grafana",
+            "([dashboard.json](../examples/sites/dashboard.json)) and alerts",
+            "([alerts.yaml](../examples/sites/alerts.yaml)).",
+            "",
+            "| metric | kind | labels | meaning |",
+            "|---|---|---|---|",
+            *rows,
+            "",
+            "## Alerts",
+            "",
+            "| alert | condition | for | what to do |",
+            "|---|---|---|---|",
+            *alerts,
+            "",
+        ]
+    )
+
+
+def dashboard() -> str:
+    """A Grafana dashboard with a panel for each metric."""
+    panels: list[dict[str, Any]] = []
+    for number, each in enumerate(described()):
+        expression, shown = f'{each.name}{{site=~"$site"}}', [name for name in each.labels if name != "le"]
+        if each.kind == "counter":
+            expression = f"rate({expression}[$__rate_interval])"
+        elif each.kind == "histogram":
+            by, bucket = ", ".join(["le", *shown]), f'{each.name}_bucket{{site=~"$site"}}'
+            expression = f"histogram_quantile(0.99, sum by ({by}) (rate({bucket}[$__rate_interval])))"
+        legend = " ".join(f"{{{{{name}}}}}" for name in shown)
+        panels.append(
+            {
+                "id": number + 1,
+                "type": "timeseries",
+                "title": each.name.removeprefix("floodmark_"),
+                "description": each.help,
+                "datasource": {"type": "prometheus", "uid": "${source}"},
+                "gridPos": {"h": 8, "w": 8, "x": number % 3 * 8, "y": number // 3 * 8},
+                "targets": [{"refId": "A", "expr": expression, "legendFormat": legend}],
+            }
+        )
+    source = {"name": "source", "type": "datasource", "query": "prometheus"}
+    site = {"name": "site", "type": "query", "query": "label_values(floodmark_site_up, site)"}
+    site |= {"datasource": {"type": "prometheus", "uid": "${source}"}}
+    whole = {"uid": "floodmark", "title": "Floodmark", "schemaVersion": 39, "refresh": "30s"}
+    whole |= {"time": {"from": "now-1h", "to": "now"}, "panels": panels}
+    whole |= {"templating": {"list": [source, site | {"multi": True, "includeAll": True, "refresh": 2}]}}
+    return json.dumps(whole, indent=1) + "\n"
+
+
+def rules() -> str:
+    """The alerts as a file of rules for Prometheus.  JSON is YAML, and needs no library."""
+    listed = [
+        {
+            "alert": each.name,
+            "expr": each.expression,
+            "for": each.lasts,
+            "labels": {"severity": each.severity},
+            "annotations": {"summary": f"{each.name}: {each.advice}"},
+        }
+        for each in ALERTS
+    ]
+    return json.dumps({"groups": [{"name": "floodmark", "rules": listed}]}, indent=1) + "\n"
+
+
+FILES: Final = {
+    ROOT / "docs" / "metrics.md": page,
+    ROOT / "examples" / "sites" / "dashboard.json": dashboard,
+    ROOT / "examples" / "sites" / "alerts.yaml": rules,
+}
+
+if __name__ == "__main__":
+    for path, make in FILES.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(make(), "utf-8")
