@@ -1,7 +1,7 @@
-"""Group commit over connections: what arrives in one turn of the event loop becomes one round.
+"""Group commit over connections: the writes that arrive while a round is committed become the next one.
 
-The event loop gathers jobs and hands them to one thread, which leads a round for all of them; meanwhile the
-loop answers reads and gathers the next round.  A job is answered when its round is durable.
+The event loop gathers jobs, and one thread leads a round for all of them; meanwhile the loop answers reads
+and gathers the next round.  A job is answered when its round is durable.
 
 Puts that need no decision come first: those of a round in one partition are one commit, with one version and
 one row of the change log, except that a key that comes again begins another.  A connection has no such put
@@ -16,8 +16,8 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from queue import SimpleQueue
-from threading import Thread
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
 from typing import Final, Protocol
 
 from floodmark.clock import monotonic_seconds
@@ -35,8 +35,10 @@ from floodmark.wire.resp import Failure
 
 # Jobs of one round, so that a flood of writes does not become one long wait.
 ROUND_JOBS_MAX: Final = 4_096
-# How long a round waits for the clients of the last one, as a share of the time that that one took.
+# How long a round waits for the clients of the last one, as a share of the time that that one took; and how
+# many rounds do not wait after a wait that was in vain.
 WAIT_SHARE: Final = 0.5
+HASTY_ROUNDS: Final = 32
 
 _log = logging.getLogger("floodmark.server")
 
@@ -146,13 +148,14 @@ class Committing:
         self._find_node = find_node
         self._loop = loop
         self._work = work
+        # Jobs for the next round, and whether the thread is to take them without being told.
         self._gathered: list[Job] = []
-        # Whether a round is at work or will begin; the next waits for so many jobs, until a moment.
         self._is_busy = False
+        # While the thread waits for more jobs, for how many; and how many rounds begin without such a wait.
         self._wanted = 0
-        self._until = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-        self._inbox: SimpleQueue[list[Job] | None] = SimpleQueue()
+        self._hasty = 0
+        self._lock = Lock()
+        self._inbox: SimpleQueue[bool] = SimpleQueue()
         self._thread = Thread(target=self._run, name="floodmark-resp-commit", daemon=True)
         self._thread.start()
 
@@ -163,42 +166,53 @@ class Committing:
 
     def submit(self, job: Job) -> None:
         """Add a job to the next round.  For the event loop."""
-        self._gathered.append(job)
-        if not self._is_busy:
-            self._begin_or_wait()
-
-    def _begin_or_wait(self) -> None:
-        """Begin the next round, or wait for the clients that the last one answered.
-
-        These often write again at once.  Without a wait for them, all clients would fall into two halves,
-        each of which waits for the sync of the other.
-        """
-        left = 0.0 if len(self._gathered) >= self._wanted else self._until - monotonic_seconds()
-        if left > 0:
-            self._timer = self._timer or self._loop.call_later(left, self._send)
-            return
-        self._is_busy = True
-        if self._timer is not None:
-            self._timer.cancel()
+        with self._lock:
+            self._gathered.append(job)
+            if self._is_busy:
+                if len(self._gathered) == self._wanted:
+                    self._inbox.put(True)
+                return
+            self._is_busy = True
         # After all connections have been read that have something to say in this turn.
-        self._loop.call_soon(self._send)
+        self._loop.call_soon(self._inbox.put, True)
 
     def close(self) -> None:
         """End the thread when its round has ended; the event loop must still run."""
-        self._inbox.put(None)
+        self._inbox.put(False)
         self._thread.join()
 
-    def _send(self) -> None:
-        self._is_busy = True
-        self._timer = None
-        jobs, self._gathered = self._gathered[:ROUND_JOBS_MAX], self._gathered[ROUND_JOBS_MAX:]
-        self._inbox.put(jobs)
-
     def _run(self) -> None:
-        while (jobs := self._inbox.get()) is not None:
-            started = monotonic_seconds()
-            self._commit(jobs)
-            self._loop.call_soon_threadsafe(self._answer, jobs, monotonic_seconds() - started)
+        while self._inbox.get():
+            while jobs := self._take():
+                started = monotonic_seconds()
+                self._commit(jobs)
+                self._loop.call_soon_threadsafe(self._answer, jobs)
+                if self._hasty:
+                    self._hasty -= 1
+                else:
+                    self._wait_for(len(jobs), (monotonic_seconds() - started) * WAIT_SHARE)
+
+    def _wait_for(self, number: int, seconds: float) -> None:
+        """Wait for more jobs from the clients that are answered now.
+
+        Where the disk is slow, they come in time, and one sync serves all clients; without a wait these would
+        fall into two halves, each of which waits for the sync of the other.
+        """
+        with self._lock:
+            self._wanted = len(self._gathered) + number
+        try:
+            if not self._inbox.get(timeout=seconds):
+                self._inbox.put(False)
+        except Empty:
+            self._hasty = HASTY_ROUNDS
+        self._wanted = 0
+
+    def _take(self) -> list[Job]:
+        """The jobs of the next round, which came while the last one was committed."""
+        with self._lock:
+            jobs, self._gathered = self._gathered[:ROUND_JOBS_MAX], self._gathered[ROUND_JOBS_MAX:]
+            self._is_busy = bool(jobs)
+            return jobs
 
     def _commit(self, jobs: Sequence[Job]) -> None:
         try:
@@ -220,7 +234,7 @@ class Committing:
                 ),
             )
 
-    def _answer(self, jobs: Sequence[Job], seconds: float) -> None:
+    def _answer(self, jobs: Sequence[Job]) -> None:
         now = monotonic_seconds()
         halted: set[Writer] = set()
         for job in jobs:
@@ -233,11 +247,6 @@ class Committing:
                 connection.finish(job, now)
         for connection in halted:
             self._look_after(connection)
-        self._is_busy = False
-        self._wanted = min(len(jobs) + len(self._gathered), ROUND_JOBS_MAX)
-        self._until = now + seconds * WAIT_SHARE
-        if self._gathered:
-            self._begin_or_wait()
 
     def _look_after(self, connection: Writer) -> None:
         """Let a worker run what is blocked, unless one does."""
