@@ -423,6 +423,19 @@ def test_gets_of_a_pipeline_see_the_state_at_their_place(served: tuple[Site, Ser
         assert read_all(connection) == b"".join(answer for _, answer in steps)
 
 
+def test_get_of_a_dropped_namespace_is_an_error_and_no_more(served: tuple[Site, Server]) -> None:
+    site = served[0]
+    site.create_namespace("dropped")
+    with resp_client(served[1]) as client:
+        client.execute_command("SELECT", "dropped")
+        assert client.get("a") is None
+        site.drop_namespace("dropped")
+        for _ in range(2):
+            with pytest.raises(redis.ResponseError, match="was dropped"):
+                client.get("a")
+        assert client.ping()
+
+
 def test_value_that_looks_like_a_get_is_none(served: tuple[Site, Server]) -> None:
     frame = encode_request([b"GET", b"looks"])
     with raw(served[1]) as connection:

@@ -16,7 +16,6 @@ from floodmark.clock import monotonic_ms, monotonic_seconds
 from floodmark.model.access import Role
 from floodmark.model.errors import FloodmarkError
 from floodmark.model.limits import (
-    KEY_BYTES_MAX,
     KIB,
     NEWCOMER_TIME_MAX,
     RESP_ARGUMENTS_MAX,
@@ -157,13 +156,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._door.received_bytes += len(data)
         # The hottest request: what it depends on was looked at when the last other one was run.
-        if (
-            (qualify := self._qualify) is not None
-            and not self._pending
-            and (key := match_get(data)) is not None
-        ):
-            self.has_gets = True
-            self._door.get_later(self, qualify(key))
+        if not self._pending and (key := match_get(data)) is not None and self._get_later(key):
             return
         self._requests += self._parser.feed(data)
         self.run()
@@ -290,15 +283,26 @@ class Connection(asyncio.Protocol):
             if not self.transport.is_closing():
                 self.transport.write(data)
 
+    def _get_later(self, key: bytes) -> bool:
+        """Let a GET be answered with those of other connections, if it can be."""
+        if self._qualify is None:
+            return False
+        try:
+            qualified = self._qualify(key)
+        except FloodmarkError:
+            # It is run by itself, for its error.
+            return False
+        self.has_gets = True
+        self._door.get_later(self, qualified)
+        return True
+
     def _begin(self, request: list[bytes]) -> bool:
         """Run a request, or send it on its way; False if it has to wait for the writes before it."""
         session = self.session
         command = TABLE.find(request[0])
         if command is GET and len(request) == 2 and not self._pending:
-            qualify = self._find_qualify()
-            if qualify is not None and 0 < len(request[1]) <= KEY_BYTES_MAX:
-                self.has_gets = True
-                self._door.get_later(self, qualify(request[1]))
+            self._qualify = self._find_qualify()
+            if self._get_later(request[1]):
                 return True
         if self.has_gets:
             # What follows must not be read or written before them.
