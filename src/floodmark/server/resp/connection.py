@@ -1,8 +1,9 @@
 """One client's connection: its requests in order, each to the part of the server that runs it.
 
-A pipeline may have many writes on their way; anything else waits until these are answered, so that replies
-come in the order of requests and a read sees the writes before it.  While a client does not read its answers,
-or has a request that waits, nothing more is read from it.
+A pipeline may have many writes on their way.  Small reads behind them run in the same rounds, and anything
+else waits until these are answered, so that replies come in the order of requests and a read sees the writes
+before it.  While a client does not read its answers, or has a request that waits, the server reads no more
+from it.
 """
 
 import asyncio
@@ -307,7 +308,7 @@ class Connection(asyncio.Protocol):
         if self.has_gets:
             # What follows must not be read or written before them.
             self._door.answer_gets()
-        if command is not None and command.kind is Kind.WRITE and session.queued is None:
+        if command is not None and session.queued is None and self._runs_in_round(command, request):
             if self.is_halted:
                 return False
             if session.caller is not None and command.fits(len(request)):
@@ -341,6 +342,12 @@ class Connection(asyncio.Protocol):
         else:
             self._tell(command, reply, started)
         return True
+
+    def _runs_in_round(self, command: Command, request: Arguments) -> bool:
+        """Whether a request is a write, or a small read behind one: a pipeline then needs one sync."""
+        if command.kind is not Kind.READ:
+            return command.kind is Kind.WRITE
+        return self._pending > 0 and not self._reads_wait and len(request) <= READ_ARGUMENTS_MAX
 
     def _tell(self, command: Command | None, reply: object, started: float) -> None:
         self.say(reply)
@@ -416,7 +423,9 @@ class Connection(asyncio.Protocol):
                     job.reply = OK
                     self._send(job)
                     return
-            on = [records.locate(key, Role.READ).qualified for key in command.keys_of(request)]
+            # A read sees what is committed, and does not wait for prepared writes.
+            keys = command.keys_of(request) if command.kind is Kind.WRITE else ()
+            on = [records.locate(key, Role.READ).qualified for key in keys]
         except (CommandError, FloodmarkError) as error:
             job.reply = describe(error)
             self._send(job)
