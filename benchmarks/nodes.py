@@ -16,6 +16,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -159,7 +160,7 @@ def in_threads(
     open_client: OpenClient, operation: Operation, pairs: Sequence[Pair], clients: int, seconds: float
 ) -> Points:
     shares = [pairs[first::clients] for first in range(clients)]
-    return points_of(run_clients(open_client, operation, shares, seconds))
+    return points_of(run_clients(open_client, operation, shares, perf_counter() + seconds))
 
 
 def nodes(directory: Path, options: argparse.Namespace) -> Iterator[Line]:

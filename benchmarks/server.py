@@ -6,8 +6,9 @@
 A section has a directory and servers of its own.  How the peers are set up stands in peers/README.md.
 
     points     get and synced put of single records, by 1 and by 32 clients, who have processes of their own
-    resp       get and synced set by redis-benchmark, by 1, 32 and 200 clients, alone and in pipelines of 16,
-               on Redis and on the door of the site that speaks its protocol
+    resp       get, synced put and a mix of four gets to a put, by 1, 32 and 200 clients, alone and in
+               pipelines of 16: redis-py on Redis and on the door of the site that speaks its protocol,
+               psycopg on PostgreSQL; and get and set by redis-benchmark
     streams    loading durably in batches of 1,000, and scanning
     followers  put by 1 client, beside 1,000 readers that follow a namespace which is not written
 """
@@ -30,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.floodmark_peer import (
     MEASUREMENT_SECONDS_MAX,
+    QUICK_RECORDS,
     SERVED,
     Line,
     Served,
@@ -56,7 +58,7 @@ from benchmarks.peers import (
     measure_points,
 )
 from benchmarks.peers.base import find_program
-from benchmarks.peers.measure import Operation
+from benchmarks.peers.measure import PROCESSES, Operation, client_processes
 from benchmarks.peers.redis import RedisServer
 
 from floodmark.site.connecting import connect
@@ -67,13 +69,14 @@ OPERATIONS: Final[tuple[Operation, ...]] = ("get", "put")
 P99_US_MAX: Final = 10_000
 FOLLOWERS: Final = 1_000
 IDLE_NAMESPACE: Final = "idle"
-# What redis-benchmark does, and at which ratio to Redis with 32 clients.
-RESP_TARGETS: Final = {"get": 0.7, "set": 1.5}
+OVER_RESP: Final = "floodmark over RESP"
 RESP_CLIENTS: Final = (1, 32, 200)
 RESP_PIPELINES: Final = (1, 16)
-RESP_REQUESTS: Final = 2_000
-RESP_KEYS: Final = 100_000
-RESP_COLUMNS: Final = {"rps": "calls/s", "p50_latency_ms": "ms", "p99_latency_ms": "ms"}
+RESP_OPERATIONS: Final[tuple[Operation, ...]] = ("get", "put", "mix")
+# What redis-benchmark does, and at which ratio to Redis.
+RESP_TARGETS: Final = {"get": 0.7, "set": 1.5}
+REDIS_BENCHMARK_CLIENTS: Final = 32
+REDIS_BENCHMARK_CALLS: Final = 20_000
 # Those of the point operations; more would only take longer to fill.
 POINT_RECORDS_MAX: Final = 100_000
 
@@ -141,43 +144,78 @@ def compare_points(work: str, samples: Mapping[str, Sequence[Points]]) -> Iterat
 
 
 def resp(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
-    """The same program on both sides; a set is answered when it is on disk."""
+    """Point operations over RESP; a put is answered when it is on disk."""
+    pairs = make_pairs(QUICK_RECORDS, seed=42)
+    seconds = min(options.seconds, 0.5 if options.quick else 1.0)
+    with running(sides(), directory) as servers, client_processes(PROCESSES) as pool:
+        served = servers.pop(SERVED)
+        assert isinstance(served, ServedSite)
+        stores: dict[str, KeyServer] = {OVER_RESP: RedisServer(port=served.resp_port)}
+        stores |= {name: server for name, server in servers.items() if isinstance(server, KeyServer)}
+        for name, server in stores.items():
+            tell(f"resp: filling {name}")
+            server.fill(pairs, BATCH)
+        yield from compare_redis_benchmark(stores, options)
+        for clients, pipeline, operation in product(RESP_CLIENTS, RESP_PIPELINES, RESP_OPERATIONS):
+            measures = {
+                name: partial(
+                    measure_points,
+                    server.client,
+                    operation,
+                    pairs,
+                    clients=clients,
+                    seconds=seconds,
+                    pipeline=pipeline,
+                    pool=pool,
+                )
+                for name, server in stores.items()
+            }
+            work = f"{operation}, {clients} client{'s' * (clients > 1)}, pipeline {pipeline}"
+            samples = in_turns(work, measures, options.repetitions)
+            rates = {name: [each.per_second for each in points] for name, points in samples.items()}
+            yield from compare(f"{work}: together", "calls/s", rates)
+            for what in ("p50", "p99"):
+                times = {
+                    name: [getattr(each.latency, what) * MICROSECONDS for each in points]
+                    for name, points in samples.items()
+                }
+                yield from compare(f"{work}: {what}", "µs", times, highest=False)
+
+
+def compare(
+    work: str, unit: str, samples: Mapping[str, Sequence[float]], *, highest: bool = True
+) -> Iterator[Line]:
+    best = best_peer(samples, highest=highest)
+    for name, numbers in samples.items():
+        yield line(work, name, unit, numbers, against=best)
+
+
+def compare_redis_benchmark(stores: Mapping[str, KeyServer], options: argparse.Namespace) -> Iterator[Line]:
+    """The two ratios to Redis that have a target."""
     program = find_program("redis-benchmark")
-    peers = installed_peers([peer for peer in PEERS if peer.name == "redis"])
     if program is None:
         raise PeerFailed(
             "redis-benchmark is not installed: apt-get install --no-install-recommends redis-tools"
         )
-    with running([Served(), *peers], directory) as servers:
-        ports = {
-            name: server.resp_port if isinstance(server, ServedSite) else server.port
-            for name, server in servers.items()
-            if isinstance(server, ServedSite | RedisServer)
+    ports = {name: server.port for name, server in stores.items() if isinstance(server, RedisServer)}
+    number = REDIS_BENCHMARK_CALLS // 10 if options.quick else REDIS_BENCHMARK_CALLS
+    for command, limit in RESP_TARGETS.items():
+        measures = {
+            name: partial(run_redis_benchmark, program, port, command, number) for name, port in ports.items()
         }
-        for clients, pipeline, command in product(RESP_CLIENTS, RESP_PIPELINES, RESP_TARGETS):
-            number = max(clients * pipeline, RESP_REQUESTS if options.quick else 10 * RESP_REQUESTS)
-            measures = {
-                name: partial(run_redis_benchmark, program, port, command, clients, pipeline, number)
-                for name, port in ports.items()
-            }
-            work = f"RESP {command}, {clients} client{'s' * (clients > 1)}, pipeline {pipeline}"
-            samples = in_turns(work, measures, options.repetitions)
-            for what, unit in RESP_COLUMNS.items():
-                numbers = {name: [float(each[what]) for each in runs] for name, runs in samples.items()}
-                best = best_peer(numbers, highest=what == "rps")
-                for name, values in numbers.items():
-                    shown = line(f"{work}: {what}", name, unit, values, against=best)
-                    if (what, name, clients, pipeline) == ("rps", SERVED, 32, 1) and shown.ratio is not None:
-                        target = Target(limit=RESP_TARGETS[command], unit="x Redis", at_least=True)
-                        shown = replace(shown, target=str(target), verdict=target.verdict(shown.ratio))
-                    yield shown
+        work = f"redis-benchmark, {command}, {REDIS_BENCHMARK_CLIENTS} clients"
+        samples = in_turns(work, measures, options.repetitions)
+        target = Target(limit=limit, unit="x Redis", at_least=True)
+        for each in compare(work, "calls/s", samples):
+            if each.side == OVER_RESP and each.ratio is not None:
+                yield replace(each, target=str(target), verdict=target.verdict(each.ratio))
+            else:
+                yield each
 
 
-def run_redis_benchmark(
-    program: Path, port: int, command: str, clients: int, pipeline: int, number: int
-) -> Mapping[str, str]:
-    """The columns of its line for a command."""
-    options = {"-p": port, "-t": command, "-c": clients, "-P": pipeline, "-n": number, "-r": RESP_KEYS}
+def run_redis_benchmark(program: Path, port: int, command: str, number: int) -> float:
+    """Calls a second."""
+    options = {"-p": port, "-t": command, "-c": REDIS_BENCHMARK_CLIENTS, "-n": number, "-r": QUICK_RECORDS}
     arguments = [str(part) for pair in options.items() for part in pair]
     found = subprocess.run(
         [program, *arguments, "--csv"],
@@ -189,7 +227,7 @@ def run_redis_benchmark(
     rows = [*csv.DictReader(found.stdout.splitlines())]
     if len(rows) != 1:
         raise PeerFailed(f"redis-benchmark failed: {found.stderr[-500:]}")
-    return rows[0]
+    return float(rows[0]["rps"])
 
 
 # Streams

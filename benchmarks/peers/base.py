@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
-from typing import Final, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Final, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 HERE: Final = Path(__file__).resolve().parent
 LOOPBACK: Final = "127.0.0.1"
@@ -50,6 +50,22 @@ class Client(Protocol):
         """Return when it is on disk."""
 
     def get(self, key: bytes) -> bytes | None: ...
+
+
+class Call(NamedTuple):
+    """A put of the value, or a get that must find it."""
+
+    key: bytes
+    value: bytes
+    is_put: bool
+
+
+@runtime_checkable
+class PipelinedClient(Client, Protocol):
+    """A connection that sends several calls before it reads the first answer."""
+
+    def pipeline(self, calls: Sequence[Call]) -> Sequence[bytes | None]:
+        """What the gets found, in their order; all puts are on disk."""
 
 
 class Server(Protocol):

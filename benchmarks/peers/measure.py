@@ -10,22 +10,37 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import cycle, islice
+from math import inf
 from time import perf_counter
 from typing import Final, Literal, NamedTuple, Self, TypeAlias
 
-from benchmarks.peers.base import ANSWER_SECONDS_MAX, Client, Pair, PeerFailed, Server, Write, in_batches_of
+from benchmarks.peers.base import (
+    ANSWER_SECONDS_MAX,
+    Call,
+    Client,
+    Pair,
+    PeerFailed,
+    PipelinedClient,
+    Server,
+    Write,
+    in_batches_of,
+)
 
 PROCESSES: Final = 4
+# For all clients to connect.
+STARTING_SECONDS: Final = 1.0
 TAIL_BATCH: Final = 50
 TAIL_RECORDS_PER_SECOND: Final = 5_000
 TAIL_WARM_UP_BATCHES: Final = 10
 
-Operation: TypeAlias = Literal["put", "get"]
+Operation: TypeAlias = Literal["put", "get", "mix"]
+# Of so many calls, one is a put.
+PUT_EVERY: Final[Mapping[Operation, float]] = {"put": 1, "mix": 5, "get": inf}
 OpenClient: TypeAlias = Callable[[], AbstractContextManager[Client]]
 OpenWriter: TypeAlias = Callable[[], AbstractContextManager[Write]]
 OpenTail: TypeAlias = Callable[[], AbstractContextManager[Iterator[Sequence[Pair]]]]
@@ -169,28 +184,32 @@ def measure_points(
     *,
     clients: int,
     seconds: float,
+    pipeline: int = 1,
     processes: int = PROCESSES,
+    pool: Executor | None = None,
 ) -> Points:
     """Let clients work through the pairs for some seconds; a get must find what the pair says.
 
     Counted is what fell between the moment when the last client was at work and the one when the first
-    had finished.
+    had finished.  All finish at the same moment.  The latency is that of a whole
+    pipeline.  A `pool` of as many processes is used if given.
     """
     if len(pairs) < clients:
         raise PeerFailed(f"{clients} clients need as many pairs to work on, and got {len(pairs)}")
     shares = [pairs[first::clients] for first in range(clients)]
     processes = min(processes, clients)
-    with client_processes(processes) as pool:
+    with client_processes(processes) if pool is None else nullcontext(pool) as workers:
+        wait_started(workers, processes)
+        until = perf_counter() + STARTING_SECONDS + seconds
         pending = [
-            pool.submit(run_clients, open_client, operation, shares[first::processes], seconds)
+            workers.submit(run_clients, open_client, operation, shares[first::processes], until, pipeline)
             for first in range(processes)
         ]
-        return points_of(
-            [spans for each in pending for spans in each.result(seconds + ANSWER_SECONDS_MAX * 2)]
-        )
+        spans = [spans for each in pending for spans in each.result(seconds + ANSWER_SECONDS_MAX * 2)]
+    return points_of(spans, pipeline)
 
 
-def points_of(clients_spans: Sequence[Sequence[Span]]) -> Points:
+def points_of(clients_spans: Sequence[Sequence[Span]], pipeline: int = 1) -> Points:
     """What the calls of all clients come to, while all of them were at work."""
     low = max(spans[0].begun for spans in clients_spans)
     high = min(spans[-1].returned for spans in clients_spans)
@@ -203,47 +222,51 @@ def points_of(clients_spans: Sequence[Sequence[Span]]) -> Points:
     clients = len(clients_spans)
     if len(counted) < clients:
         raise PeerFailed(f"{clients} clients were hardly at work together: give them more seconds")
-    return Points(latency=Latency.of(counted), per_second=len(counted) / (high - low))
+    return Points(latency=Latency.of(counted), per_second=pipeline * len(counted) / (high - low))
 
 
 def run_clients(
-    open_client: OpenClient, operation: Operation, shares: Sequence[Sequence[Pair]], seconds: float
+    open_client: OpenClient,
+    operation: Operation,
+    shares: Sequence[Sequence[Pair]],
+    until: float,
+    pipeline: int = 1,
 ) -> list[list[Span]]:
-    """Some clients, each in a thread of this process."""
-    work = _put_for if operation == "put" else _get_for
+    """Some clients, each in a thread of this process, at work until a moment of `perf_counter`."""
     with ThreadPoolExecutor(len(shares)) as pool:
-        pending = [pool.submit(work, open_client, share, seconds) for share in shares]
+        pending = [pool.submit(_work, open_client, operation, share, until, pipeline) for share in shares]
         return [each.result() for each in pending]
 
 
-def _put_for(open_client: OpenClient, pairs: Sequence[Pair], seconds: float) -> list[Span]:
-    spans = []
+def _work(
+    open_client: OpenClient, operation: Operation, pairs: Sequence[Pair], until: float, pipeline: int
+) -> list[Span]:
+    """What one client does."""
+    numbered = enumerate(cycle(pairs), 1)
+    calls = (Call(*pair, is_put=number % PUT_EVERY[operation] == 0) for number, pair in numbered)
+    spans: list[Span] = []
     with open_client() as client:
         client.put(*pairs[0])
-        deadline = perf_counter() + seconds
-        for key, value in cycle(pairs):
+        while not spans or spans[-1].returned < until:
+            batch = [*islice(calls, pipeline)]
             begun = perf_counter()
-            client.put(key, value)
-            spans.append(Span(begun, returned := perf_counter()))
-            if returned >= deadline:
-                break
+            found = _call(client, batch)
+            spans.append(Span(begun, perf_counter()))
+            if [*found] != [call.value for call in batch if not call.is_put]:
+                raise PeerFailed(f"a get near {batch[0].key.hex()} did not find what was put")
     return spans
 
 
-def _get_for(open_client: OpenClient, pairs: Sequence[Pair], seconds: float) -> list[Span]:
-    spans = []
-    with open_client() as client:
-        client.get(pairs[0][0])
-        deadline = perf_counter() + seconds
-        for key, value in cycle(pairs):
-            begun = perf_counter()
-            found = client.get(key)
-            spans.append(Span(begun, returned := perf_counter()))
-            if found != value:
-                raise PeerFailed(f"a get of {key.hex()} did not find what was put")
-            if returned >= deadline:
-                break
-    return spans
+def _call(client: Client, calls: Sequence[Call]) -> Sequence[bytes | None]:
+    if len(calls) > 1:
+        if not isinstance(client, PipelinedClient):
+            raise PeerFailed(f"{type(client).__name__} has no pipelines")
+        return client.pipeline(calls)
+    call = calls[0]
+    if not call.is_put:
+        return (client.get(call.key),)
+    client.put(call.key, call.value)
+    return ()
 
 
 # Processes
@@ -253,6 +276,19 @@ def client_processes(count: int) -> ProcessPoolExecutor:
     """Processes for clients, which end with this one, however it ends."""
     context = multiprocessing.get_context("spawn")
     return ProcessPoolExecutor(count, mp_context=context, initializer=_end_with_parent)
+
+
+def wait_started(pool: Executor, count: int) -> None:
+    """Return when so many processes of a pool have started, which takes seconds on a busy machine."""
+    seen: set[int] = set()
+    while len(seen) < count:
+        seen |= {*pool.map(_tell_process, range(count))}
+
+
+def _tell_process(_: int) -> int:
+    # So that one process does not answer for all.
+    time.sleep(0.05)
+    return os.getpid()
 
 
 def _end_with_parent() -> None:

@@ -30,6 +30,7 @@ from benchmarks.peers.base import (
     INSTALL_CLIENTS,
     LOOPBACK,
     START_SECONDS_MAX,
+    Call,
     Pair,
     PeerFailed,
     Server,
@@ -200,6 +201,7 @@ class PostgresClient:
     """Prepared statements, each a transaction of its own."""
 
     def __init__(self, connection: "Connection") -> None:
+        self._connection = connection
         self._cursor = connection.cursor(binary=True)
 
     def put(self, key: bytes, value: bytes) -> None:
@@ -209,6 +211,14 @@ class PostgresClient:
         row = self._cursor.execute(GET, (key,), prepare=True).fetchone()
         value: bytes | None = None if row is None else row[0]
         return value
+
+    def pipeline(self, calls: Sequence[Call]) -> Sequence[bytes | None]:
+        cursors = [self._connection.cursor(binary=True) for _ in calls]
+        with self._connection.pipeline():
+            for cursor, (key, value, is_put) in zip(cursors, calls, strict=True):
+                cursor.execute(PUT if is_put else GET, (key, value) if is_put else (key,), prepare=True)
+        rows = [cursor.fetchone() for cursor, call in zip(cursors, calls, strict=True) if not call.is_put]
+        return [None if row is None else row[0] for row in rows]
 
 
 def find(program: str) -> Path | None:

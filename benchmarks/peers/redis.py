@@ -15,6 +15,7 @@ from benchmarks.peers.base import (
     HERE,
     INSTALL_CLIENTS,
     LOOPBACK,
+    Call,
     Pair,
     PeerFailed,
     Server,
@@ -140,6 +141,13 @@ class RedisClient:
         value: Any = self._connection.get(key)
         found: bytes | None = value
         return found
+
+    def pipeline(self, calls: Sequence[Call]) -> Sequence[bytes | None]:
+        with self._connection.pipeline(transaction=False) as pipeline:
+            for key, value, is_put in calls:
+                pipeline.set(key, value) if is_put else pipeline.get(key)
+            answers = pipeline.execute()
+        return [answer for answer, call in zip(answers, calls, strict=True) if not call.is_put]
 
 
 def _changes(connection: "redis.Redis", last: bytes) -> Iterator[Sequence[Pair]]:
