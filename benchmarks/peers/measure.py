@@ -33,7 +33,7 @@ from benchmarks.peers.base import (
 
 PROCESSES: Final = 4
 # For all clients to connect.
-STARTING_SECONDS: Final = 1.0
+STARTING_SECONDS: Final = 2.0
 TAIL_BATCH: Final = 50
 TAIL_RECORDS_PER_SECOND: Final = 5_000
 TAIL_WARM_UP_BATCHES: Final = 10
