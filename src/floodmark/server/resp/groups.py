@@ -9,6 +9,7 @@ The name of a subscription is unique in its site, and that of a group in its str
 group has the group's name, or `<namespace>.<group>` if another namespace has a subscription of that name.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import islice
@@ -31,11 +32,12 @@ from floodmark.server.resp.scans import (
     block,
     parse_id,
     read_entries,
+    read_stream_options,
     render_entry,
     stream_space,
 )
 from floodmark.server.resp.session import Session
-from floodmark.server.resp.table import SYNTAX, TABLE, Arguments, CommandError, integer, word
+from floodmark.server.resp.table import SYNTAX, TABLE, Arguments, CommandError, integer, read_options, word
 from floodmark.site.site import Site
 from floodmark.wire.resp import OK
 
@@ -212,23 +214,15 @@ def create_group(session: Session, arguments: Arguments) -> object:
     role=Role.WRITE,
 )
 def read_group(session: Session, arguments: Arguments) -> object:
+    if word(arguments[1]) != b"GROUP":
+        raise CommandError(SYNTAX)
     group, consumer = arguments[2:4]
-    words = [word(argument) for argument in arguments]
-    if words[1] != b"GROUP" or b"STREAMS" not in words[4:]:
-        raise CommandError(SYNTAX)
-    place = words.index(b"STREAMS", 4)
-    options = words[4:place]
-    keeps = b"NOACK" not in options
-    pairs = (
-        [*arguments[4:place]] if keeps else [each for each in arguments[4:place] if word(each) != b"NOACK"]
-    )
-    values = dict(zip(map(word, pairs[::2]), pairs[1::2], strict=False))
-    if len(pairs) % 2 or not values.keys() <= {b"COUNT", b"BLOCK"}:
-        raise CommandError(SYNTAX)
-    if len(arguments) != place + 3:
+    options, names = read_stream_options(arguments[4:], (b"NOACK",))
+    if len(names) != 2:
         raise CommandError("ERR XREADGROUP reads one stream at a time here, with an ID or '>'")
-    stream, since = arguments[place + 1 :]
-    count = max(1, min(integer(values.get(b"COUNT", b"%d" % PAGE_ROWS_MAX)), PAGE_ROWS_MAX))
+    stream, since = names
+    keeps = b"NOACK" not in options
+    count = max(1, min(integer(options.get(b"COUNT", b"%d" % PAGE_ROWS_MAX)), PAGE_ROWS_MAX))
 
     def reply(entries: list[Any]) -> object:
         return {stream: entries} if session.protocol == 3 else [[stream, entries]]
@@ -238,7 +232,7 @@ def read_group(session: Session, arguments: Arguments) -> object:
         return reply(entries) if entries else None
 
     if since == b">":
-        return block(read_new, values.get(b"BLOCK"))
+        return block(read_new, options.get(b"BLOCK"))
     given = parse_id(since, 0)
     start = EntryId(given.version, given.number + 1) if given > FIRST else FIRST
 
@@ -290,9 +284,7 @@ def show_pending(session: Session, arguments: Arguments) -> object:
 def _summarise(group: Group) -> list[Any]:
     if not group.pending:
         return [0, None, None, None]
-    counts: dict[bytes, int] = {}
-    for held in group.pending.values():
-        counts[held.consumer] = counts.get(held.consumer, 0) + 1
+    counts = Counter(held.consumer for held in group.pending.values())
     consumers = [[name, b"%d" % count] for name, count in sorted(counts.items())]
     return [len(group.pending), str(min(group.pending)), str(max(group.pending)), consumers]
 
@@ -302,12 +294,9 @@ def claim(session: Session, arguments: Arguments) -> object:
     _, stream, group, consumer, idle, first = arguments[:6]
     idle_ms = integer(idle, "ERR Invalid min-idle-time argument for XAUTOCLAIM")
     start = FIRST if first == b"-" else parse_id(first, 0)
-    options = [word(option) for option in arguments[6:]]
+    options = read_options(arguments[6:], (b"COUNT",), (b"JUSTID",))
     only_ids = b"JUSTID" in options
-    options = [option for option in options if option != b"JUSTID"]
-    if options and (len(options) != 2 or options[0] != b"COUNT"):
-        raise CommandError(SYNTAX)
-    count = integer(options[1], "ERR COUNT must be > 0") if options else AUTOCLAIM_COUNT
+    count = integer(options.get(b"COUNT", b"%d" % AUTOCLAIM_COUNT), "ERR COUNT must be > 0")
     if count < 1:
         raise CommandError("ERR COUNT must be > 0")
     count = min(count, PAGE_ROWS_MAX)

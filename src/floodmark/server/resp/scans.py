@@ -6,7 +6,7 @@ the changes of a commit from 0.  An id stays valid as long as the namespace keep
 
 import re
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import dropwhile, islice
 from threading import Lock
 from typing import Any, Final, NamedTuple
@@ -20,7 +20,7 @@ from floodmark.model.text import read_at
 from floodmark.model.version import VERSION_MAX, Version
 from floodmark.server.resp.records import NO_SPACE, Space
 from floodmark.server.resp.session import Later, Session
-from floodmark.server.resp.table import SYNTAX, TABLE, Arguments, CommandError, integer, word
+from floodmark.server.resp.table import SYNTAX, TABLE, Arguments, CommandError, integer, read_options, word
 
 COUNT_DEFAULT: Final = 10
 HISTORY_MAX: Final = 1_000
@@ -76,21 +76,9 @@ _cursors: Final = Cursors()
 @TABLE.slow("SCAN", -2, "differs: keys come in their order; a cursor is forgotten after 10,000 others")
 def scan(session: Session, arguments: Arguments) -> object:
     cursor = integer(arguments[1], "ERR invalid cursor")
-    pattern, count, kind = b"*", COUNT_DEFAULT, b""
-    options = iter(arguments[2:])
-    for option in options:
-        value = next(options, None)
-        if value is None:
-            raise CommandError(SYNTAX)
-        match word(option):
-            case b"MATCH":
-                pattern = value
-            case b"COUNT":
-                count = min(integer(value), PAGE_ROWS_MAX)
-            case b"TYPE":
-                kind = value.lower()
-            case _:
-                raise CommandError(SYNTAX)
+    options = read_options(arguments[2:], (b"MATCH", b"COUNT", b"TYPE"))
+    pattern, kind = options.get(b"MATCH", b"*"), options.get(b"TYPE", b"").lower()
+    count = min(integer(options.get(b"COUNT", b"%d" % COUNT_DEFAULT)), PAGE_ROWS_MAX)
     if count < 1:
         raise CommandError(SYNTAX)
     literal = re.split(rb"[*?\[\\]", pattern, maxsplit=1)[0]
@@ -265,14 +253,6 @@ def render_entry(entry: EntryId, change: Change) -> list[Any]:
     return [str(entry), fields]
 
 
-def _read_count(options: Sequence[bytes]) -> int:
-    if len(options) == 2 and word(options[0]) == b"COUNT":
-        return max(0, min(integer(options[1]), PAGE_ROWS_MAX))
-    if options:
-        raise CommandError(SYNTAX)
-    return PAGE_ROWS_MAX
-
-
 @TABLE.slow("XRANGE", -4, "differs: of streams `changes:<namespace>`; at most 1,000 entries at a time")
 def read_range(session: Session, arguments: Arguments) -> object:
     space = stream_space(session, arguments[1])
@@ -286,7 +266,8 @@ def read_range(session: Session, arguments: Arguments) -> object:
         for number, entry in read_entries(session, space, start, end)
         if not (last.startswith(b"(") and number == end)
     )
-    return [*islice(entries, _read_count(arguments[4:]))]
+    count = read_options(arguments[4:], (b"COUNT",)).get(b"COUNT", b"%d" % PAGE_ROWS_MAX)
+    return [*islice(entries, max(0, min(integer(count), PAGE_ROWS_MAX)))]
 
 
 @TABLE.slow(
@@ -296,14 +277,7 @@ def read_range(session: Session, arguments: Arguments) -> object:
     "most 1,000 entries of each stream",
 )
 def read_stream(session: Session, arguments: Arguments) -> object:
-    words = [word(argument) for argument in arguments]
-    if b"STREAMS" not in words:
-        raise CommandError(SYNTAX)
-    place = words.index(b"STREAMS")
-    options = dict(zip(words[1:place:2], arguments[2:place:2], strict=False))
-    names = arguments[place + 1 :]
-    if (place - 1) % 2 or not options.keys() <= {b"COUNT", b"BLOCK"}:
-        raise CommandError(SYNTAX)
+    options, names = read_stream_options(arguments[1:])
     if len(names) % 2:
         raise CommandError(
             "ERR Unbalanced 'xread' list of streams: for each stream key an ID or '$' must be specified."
@@ -330,6 +304,17 @@ def read_stream(session: Session, arguments: Arguments) -> object:
         return (found if session.protocol == 3 else [[*pair] for pair in found.items()]) if found else None
 
     return block(read, options.get(b"BLOCK"))
+
+
+def read_stream_options(
+    arguments: Arguments, flags: Collection[bytes] = ()
+) -> tuple[Mapping[bytes, bytes], Arguments]:
+    """The options of XREAD and XREADGROUP, and what stands behind STREAMS."""
+    words = [word(argument) for argument in arguments]
+    if b"STREAMS" not in words:
+        raise CommandError(SYNTAX)
+    place = words.index(b"STREAMS")
+    return read_options(arguments[:place], (b"COUNT", b"BLOCK"), flags), arguments[place + 1 :]
 
 
 def block(read: Callable[[], object], block: bytes | None) -> object:

@@ -31,14 +31,16 @@ def _invalid_expiry(command: str) -> CommandError:
     return CommandError(f"ERR invalid expire time in '{command}' command")
 
 
+def moment_ms(name: bytes, number: int, now_ms: int) -> int:
+    """The moment that an option or a command tells: a P stands for milliseconds, AT for unix time."""
+    return (number if name.startswith(b"P") else 1000 * number) + (0 if name.endswith(b"AT") else now_ms)
+
+
 def expiry_of(option: bytes, argument: bytes, now_ms: int, command: str) -> int:
     """The unix second of an option EX, PX, EXAT or PXAT; rounded up, so that nothing expires early."""
     number = integer(argument)
-    if number <= 0:
-        raise _invalid_expiry(command)
-    milliseconds = number if option.startswith(b"P") else number * 1000
-    second = ceil((milliseconds if option.endswith(b"AT") else now_ms + milliseconds) / 1000)
-    if second > now_ms // 1000 + _TTL_SECONDS_MAX:
+    second = ceil(moment_ms(option, number, now_ms) / 1000)
+    if number <= 0 or second > now_ms // 1000 + _TTL_SECONDS_MAX:
         raise _invalid_expiry(command)
     return second
 
@@ -88,28 +90,18 @@ def kind(records: Records, arguments: Arguments) -> object:
     return Simple("hash" if place.space.has_fields else "string")
 
 
-def _left_ms(records: Records, key: bytes) -> int:
-    held = records.find(key)
-    if held is None:
-        return -2
-    return -1 if held.expires_at is None else max(0, held.expires_at * 1000 - records.now_ms())
-
-
+@TABLE.read("EXPIRETIME", 2, SECONDS)
+@TABLE.read("PTTL", 2, SECONDS)
 @TABLE.read("TTL", 2, SECONDS)
 def time_to_live(records: Records, arguments: Arguments) -> object:
-    left_ms = _left_ms(records, arguments[1])
-    return left_ms if left_ms < 0 else left_ms // 1000
-
-
-@TABLE.read("PTTL", 2, SECONDS)
-def time_to_live_ms(records: Records, arguments: Arguments) -> object:
-    return _left_ms(records, arguments[1])
-
-
-@TABLE.read("EXPIRETIME", 2, SECONDS)
-def expire_time(records: Records, arguments: Arguments) -> object:
     held = records.find(arguments[1])
-    return -2 if held is None else -1 if held.expires_at is None else held.expires_at
+    if held is None or held.expires_at is None:
+        return -2 if held is None else -1
+    name = word(arguments[0])
+    if name == b"EXPIRETIME":
+        return held.expires_at
+    left_ms = max(0, held.expires_at * 1000 - records.now_ms())
+    return left_ms if name == b"PTTL" else left_ms // 1000
 
 
 # Writes
@@ -168,19 +160,11 @@ def set_new(records: Records, arguments: Arguments) -> object:
     return int(set_value(records, [*arguments, b"NX"]) is not None)
 
 
+@TABLE.write("PSETEX", 4, SECONDS)
 @TABLE.write("SETEX", 4, SECONDS)
 def set_expiring(records: Records, arguments: Arguments) -> object:
-    return _set_expiring(records, arguments, b"EX")
-
-
-@TABLE.write("PSETEX", 4, SECONDS)
-def set_expiring_ms(records: Records, arguments: Arguments) -> object:
-    return _set_expiring(records, arguments, b"PX")
-
-
-def _set_expiring(records: Records, arguments: Arguments, option: bytes) -> object:
     name, key, number, value = arguments
-    expires_at = expiry_of(option, number, records.now_ms(), name.decode().lower())
+    expires_at = expiry_of(word(name).replace(b"SET", b""), number, records.now_ms(), name.decode().lower())
     records.put(records.locate(key, Role.WRITE), value, expires_at)
     return OK
 
@@ -213,6 +197,7 @@ def _pairs(arguments: Arguments) -> list[tuple[bytes, bytes]]:
     return [*dict(zip(arguments[1::2], arguments[2::2], strict=True)).items()]
 
 
+@TABLE.write("UNLINK", -2, keys=ALL)
 @TABLE.write("DEL", -2, keys=ALL)
 def delete(records: Records, arguments: Arguments) -> object:
     deleted = 0
@@ -222,11 +207,6 @@ def delete(records: Records, arguments: Arguments) -> object:
             records.delete(place)
             deleted += 1
     return deleted
-
-
-@TABLE.write("UNLINK", -2, keys=ALL)
-def unlink(records: Records, arguments: Arguments) -> object:
-    return delete(records, arguments)
 
 
 @TABLE.write("GETDEL", 2)
@@ -274,8 +254,15 @@ def _set_expiry(records: Records, place: Place, held: Held, expires_at: int | No
         records.put(place, held.value, expires_at)
 
 
-def _expire(records: Records, arguments: Arguments, unit_ms: int, *, since_ms: int) -> int:
-    invalid = _invalid_expiry(arguments[0].decode().lower())
+EXPIRES: Final = f"{SECONDS}. In namespaces of fields and counters it is refused"
+
+
+@TABLE.write("PEXPIREAT", -3, EXPIRES)
+@TABLE.write("EXPIREAT", -3, EXPIRES)
+@TABLE.write("PEXPIRE", -3, EXPIRES)
+@TABLE.write("EXPIRE", -3, EXPIRES)
+def expire(records: Records, arguments: Arguments) -> object:
+    name = word(arguments[0])
     place = require_plain(records.locate(arguments[1], Role.WRITE))
     conditions = {word(option): option for option in reversed(arguments[3:])}
     for option, given in reversed(conditions.items()):
@@ -286,9 +273,9 @@ def _expire(records: Records, arguments: Arguments, unit_ms: int, *, since_ms: i
     if b"GT" in conditions and b"LT" in conditions:
         raise CommandError("ERR GT and LT options at the same time are not compatible")
     number, now_ms = integer(arguments[2]), records.now_ms()
-    at_ms = number * unit_ms + since_ms
-    if number * unit_ms < -(1 << 63) or at_ms > now_ms + _TTL_SECONDS_MAX * 1000:
-        raise invalid
+    at_ms = moment_ms(name, number, now_ms)
+    if moment_ms(name, number, 0) < -(1 << 63) or at_ms > now_ms + _TTL_SECONDS_MAX * 1000:
+        raise _invalid_expiry(name.decode().lower())
     held = records.find_at(place)
     if held is None:
         return 0
@@ -305,29 +292,6 @@ def _expire(records: Records, arguments: Arguments, unit_ms: int, *, since_ms: i
     return 1
 
 
-EXPIRES: Final = f"{SECONDS}. In namespaces of fields and counters it is refused"
-
-
-@TABLE.write("EXPIRE", -3, EXPIRES)
-def expire(records: Records, arguments: Arguments) -> object:
-    return _expire(records, arguments, 1000, since_ms=records.now_ms())
-
-
-@TABLE.write("PEXPIRE", -3, EXPIRES)
-def expire_ms(records: Records, arguments: Arguments) -> object:
-    return _expire(records, arguments, 1, since_ms=records.now_ms())
-
-
-@TABLE.write("EXPIREAT", -3, EXPIRES)
-def expire_at(records: Records, arguments: Arguments) -> object:
-    return _expire(records, arguments, 1000, since_ms=0)
-
-
-@TABLE.write("PEXPIREAT", -3, EXPIRES)
-def expire_at_ms(records: Records, arguments: Arguments) -> object:
-    return _expire(records, arguments, 1, since_ms=0)
-
-
 @TABLE.write("PERSIST", 2)
 def persist(records: Records, arguments: Arguments) -> object:
     place = require_plain(records.locate(arguments[1], Role.WRITE))
@@ -341,8 +305,22 @@ def persist(records: Records, arguments: Arguments) -> object:
 # Counters
 
 
-def _add(records: Records, key: bytes, number: int) -> int:
-    place = records.locate(key, Role.WRITE)
+COUNTS: Final = (
+    "same as Redis; in a namespace of counters it adds, so that additions at several sites all count"
+)
+
+
+@TABLE.write("DECRBY", 3, COUNTS)
+@TABLE.write("INCRBY", 3, COUNTS)
+@TABLE.write("DECR", 2, COUNTS)
+@TABLE.write("INCR", 2, COUNTS)
+def add(records: Records, arguments: Arguments) -> object:
+    number = integer(arguments[2]) if len(arguments) > 2 else 1
+    if word(arguments[0]).startswith(b"DECR"):
+        if number == -(1 << 63):
+            raise CommandError("ERR decrement would overflow")
+        number = -number
+    place = records.locate(arguments[1], Role.WRITE)
     if place.space.has_fields:
         raise CommandError(WRONG_TYPE)
     held = records.find_at(place)
@@ -357,34 +335,6 @@ def _add(records: Records, key: bytes, number: int) -> int:
     else:
         records.put(place, b"%d" % total, expires_at)
     return total
-
-
-COUNTS: Final = (
-    "same as Redis; in a namespace of counters it adds, so that additions at several sites all count"
-)
-
-
-@TABLE.write("INCR", 2, COUNTS)
-def increment(records: Records, arguments: Arguments) -> object:
-    return _add(records, arguments[1], 1)
-
-
-@TABLE.write("DECR", 2, COUNTS)
-def decrement(records: Records, arguments: Arguments) -> object:
-    return _add(records, arguments[1], -1)
-
-
-@TABLE.write("INCRBY", 3, COUNTS)
-def increment_by(records: Records, arguments: Arguments) -> object:
-    return _add(records, arguments[1], integer(arguments[2]))
-
-
-@TABLE.write("DECRBY", 3, COUNTS)
-def decrement_by(records: Records, arguments: Arguments) -> object:
-    number = integer(arguments[2])
-    if number == -(1 << 63):
-        raise CommandError("ERR decrement would overflow")
-    return _add(records, arguments[1], -number)
 
 
 # What is ours alone

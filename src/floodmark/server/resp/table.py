@@ -6,7 +6,7 @@ server, and runs on the event loop, or in a worker thread if it may wait.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, TypeAlias, TypeVar
@@ -215,6 +215,25 @@ def integer(argument: bytes, error: str = NOT_AN_INTEGER) -> int:
     if not -(1 << 63) <= number < 1 << 63 or argument != b"%d" % number:
         raise CommandError(error)
     return number
+
+
+def read_options(
+    arguments: Arguments, values: Collection[bytes], flags: Collection[bytes] = ()
+) -> dict[bytes, bytes]:
+    """Options by their names in capitals; a value follows some, and the others are flags.
+
+    >>> read_options([b"count", b"7", b"JUSTID"], [b"COUNT"], [b"JUSTID"])
+    {b'COUNT': b'7', b'JUSTID': b''}
+    """
+    found: dict[bytes, bytes] = {}
+    rest = iter(arguments)
+    for argument in rest:
+        name = word(argument)
+        value = b"" if name in flags else next(rest, None) if name in values else None
+        if value is None:
+            raise CommandError(SYNTAX)
+        found[name] = value
+    return found
 
 
 def word(argument: bytes) -> bytes:
