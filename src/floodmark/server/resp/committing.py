@@ -35,10 +35,10 @@ from floodmark.wire.resp import Failure
 
 # Jobs of one round, so that a flood of writes does not become one long wait.
 ROUND_JOBS_MAX: Final = 4_096
-# How long a round waits for the clients of the last one, as a share of the time that that one took; and how
-# many rounds do not wait after a wait that was in vain.
-WAIT_SHARE: Final = 0.5
-HASTY_ROUNDS: Final = 32
+# How long a round waits for the clients of the last one, by the time that it took; and how many rounds do not
+# wait after a wait in vain.
+WAIT_FACTOR: Final = 1.5
+HASTY_ROUNDS: Final = 16
 
 _log = logging.getLogger("floodmark.server")
 
@@ -190,13 +190,13 @@ class Committing:
                 if self._hasty:
                     self._hasty -= 1
                 else:
-                    self._wait_for(len(jobs), (monotonic_seconds() - started) * WAIT_SHARE)
+                    self._wait_for(len(jobs), (monotonic_seconds() - started) * WAIT_FACTOR)
 
     def _wait_for(self, number: int, seconds: float) -> None:
         """Wait for more jobs from the clients that are answered now.
 
-        Where the disk is slow, they come in time, and one sync serves all clients; without a wait these would
-        fall into two halves, each of which waits for the sync of the other.
+        If they come in time, one round serves all clients; without a wait these would fall into two halves,
+        each of which waits for the sync of the other, and competes with the event loop for the interpreter.
         """
         with self._lock:
             self._wanted = len(self._gathered) + number

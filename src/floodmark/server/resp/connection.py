@@ -259,10 +259,10 @@ class Connection(asyncio.Protocol):
         """
         if self.has_gets:
             self._door.answer_gets()
-        if reply is OK:
-            answer = _OK
-        elif type(reply) is bytes:
+        if type(reply) is bytes:
             answer = b"$%d\r\n%b\r\n" % (len(reply), reply)
+        elif reply is OK:
+            answer = _OK
         else:
             answer = encode_reply(reply, self.session.protocol)
         if not self._out:
