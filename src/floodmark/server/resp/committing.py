@@ -7,9 +7,9 @@ Puts that need no decision come first: those of a round in one partition are one
 one row of the change log, except that a key that comes again begins another.  A connection has no such put
 behind a job that is decided, so its order is kept.
 
-A job that meets the prepared write of a transaction is not run.  Nor are the later jobs of its connection in
-that round, so that a pipeline stays in order.  A worker thread waits for the end of the prepared write and
-runs them one by one.
+A job that meets the prepared write of a transaction, or a partition that has moved, is not run.  Nor are the
+later jobs of its connection, so that a pipeline stays in order.  A worker thread waits for the end of the
+prepared write and runs them one by one.
 """
 
 import asyncio
@@ -233,6 +233,10 @@ class Committing:
                     "before you repeat it"
                 ),
             )
+        # At once: the next round may hold later writes of the same connections.
+        for job in jobs:
+            if job.is_blocked:
+                job.connection.is_halted = True
 
     def _answer(self, jobs: Sequence[Job]) -> None:
         now = monotonic_seconds()
@@ -240,7 +244,6 @@ class Committing:
         for job in jobs:
             connection = job.connection
             if connection.blocked or job.is_blocked:
-                connection.is_halted = True
                 connection.blocked.append(job)
                 halted.add(connection)
             else:
@@ -308,6 +311,11 @@ def plan_puts(node: Node, jobs: Sequence[Job]) -> list[Commit]:
         if job.value is None:
             continue
         key = job.key
+        if job.connection.is_halted:
+            # Behind a job that has to run once more.
+            job.value = None
+            job.decide_on(node, (key,))
+            continue
         place = route(key), job.durable
         group = latest.get(place)
         if group is None or key in group:

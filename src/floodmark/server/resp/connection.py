@@ -107,7 +107,7 @@ class Connection(asyncio.Protocol):
         self._out_bytes = 0
         # Qualifies the key of a GET, if one that comes while no write is pending can be answered together
         # with those of other connections.
-        self._qualify: Callable[[bytes], bytes] | None = None
+        self.qualify: Callable[[bytes], bytes] | None = None
         # Whether such a GET was not answered yet.
         self.has_gets = False
         node = door.spaces.host.node
@@ -173,7 +173,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._requests.clear()
-        self._qualify = None
+        self.qualify = None
         if self._stall is not None:
             self._stall.cancel()
         self.session.is_leaving = True
@@ -182,7 +182,7 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Begin to wait for a client that does not read its answers."""
         self._is_full = True
-        self._qualify = None
+        self.qualify = None
         if self._stall is not None:
             self._stall.cancel()
         self._stall = self._door.call_later(self._door.stall_seconds, self._cut)
@@ -222,7 +222,7 @@ class Connection(asyncio.Protocol):
             if not self._begin(requests[0]):
                 break
             requests.popleft()
-        self._qualify = None
+        self.qualify = None
         if self._parser.error is not None and not (requests or self._pending or session.is_leaving):
             self.say(Failure(f"ERR {self._parser.error}"))
             session.is_leaving = True
@@ -239,17 +239,7 @@ class Connection(asyncio.Protocol):
             if not self.transport.is_closing():
                 (self.transport.resume_reading if self._is_reading else self.transport.pause_reading)()
         if not (requests or self._is_waiting or self._is_full) and self._parser.is_between:
-            self._qualify = self._find_qualify()
-
-    def look_again(self) -> None:
-        """Let the next request check the rights of the caller once more."""
-        self._qualify = None
-
-    def _find_qualify(self) -> Callable[[bytes], bytes] | None:
-        session = self.session
-        if self._reads_wait or session.queued is not None or session.records is None:
-            return None
-        return session.records.qualify
+            self.qualify = None if self._reads_wait else self.session.qualify
 
     def say(self, reply: object) -> None:
         """Send a reply at the end of the turn of the event loop.
@@ -286,10 +276,10 @@ class Connection(asyncio.Protocol):
 
     def _get_later(self, key: bytes) -> bool:
         """Let a GET be answered with those of other connections, if it can be."""
-        if self._qualify is None:
+        if self.qualify is None:
             return False
         try:
-            qualified = self._qualify(key)
+            qualified = self.qualify(key)
         except FloodmarkError:
             # It is run by itself, for its error.
             return False
@@ -302,13 +292,16 @@ class Connection(asyncio.Protocol):
         session = self.session
         command = TABLE.find(request[0])
         if command is GET and len(request) == 2 and not self._pending:
-            self._qualify = self._find_qualify()
+            self.qualify = None if self._reads_wait else self.session.qualify
             if self._get_later(request[1]):
                 return True
         if self.has_gets:
             # What follows must not be read or written before them.
             self._door.answer_gets()
-        if command is not None and session.queued is None and self._runs_in_round(command, request):
+        # A small read behind a write runs in a round, too, so that a pipeline of both needs one sync.
+        reads_in_round = self._pending and not self._reads_wait and len(request) <= READ_ARGUMENTS_MAX
+        kinds = (Kind.WRITE, Kind.READ) if reads_in_round else (Kind.WRITE,)
+        if command is not None and session.queued is None and command.kind in kinds:
             if self.is_halted:
                 return False
             if session.caller is not None and command.fits(len(request)):
@@ -342,12 +335,6 @@ class Connection(asyncio.Protocol):
         else:
             self._tell(command, reply, started)
         return True
-
-    def _runs_in_round(self, command: Command, request: Arguments) -> bool:
-        """Whether a request is a write, or a small read behind one: a pipeline then needs one sync."""
-        if command.kind is not Kind.READ:
-            return command.kind is Kind.WRITE
-        return self._pending > 0 and not self._reads_wait and len(request) <= READ_ARGUMENTS_MAX
 
     def _tell(self, command: Command | None, reply: object, started: float) -> None:
         self.say(reply)

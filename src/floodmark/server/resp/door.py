@@ -259,7 +259,8 @@ class RespDoor:
         if self.now_ms - self._looked_at_ms >= RENEW_MS:
             self._looked_at_ms = self.now_ms
             for connection in self._connections.values():
-                connection.look_again()
+                # The next request checks the rights of the caller once more.
+                connection.qualify = None
         self.metrics.received(self.received_bytes)
         self.metrics.sent(self.sent_bytes)
         self.received_bytes = self.sent_bytes = 0

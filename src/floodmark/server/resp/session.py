@@ -82,6 +82,11 @@ class Session:
         except NotAuthenticated:
             return
 
+    @property
+    def qualify(self) -> Callable[[bytes], bytes] | None:
+        """Qualifies the key of a GET that runs as it comes: the client is known, and in no transaction."""
+        return None if self.queued is not None or self.records is None else self.records.qualify
+
     # Who it is
 
     def authenticate(self, token: str | None) -> None:
