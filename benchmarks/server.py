@@ -166,7 +166,7 @@ def resp(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
                     operation,
                     pairs,
                     clients=clients,
-                    seconds=seconds,
+                    seconds=seconds * (1 + clients / 100),
                     pipeline=pipeline,
                     pool=pool,
                 )

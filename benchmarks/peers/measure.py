@@ -32,8 +32,9 @@ from benchmarks.peers.base import (
 )
 
 PROCESSES: Final = 4
-# For all clients to connect.
+# For clients to connect: one, and each.
 STARTING_SECONDS: Final = 2.0
+CONNECTING_SECONDS: Final = 0.02
 TAIL_BATCH: Final = 50
 TAIL_RECORDS_PER_SECOND: Final = 5_000
 TAIL_WARM_UP_BATCHES: Final = 10
@@ -200,7 +201,7 @@ def measure_points(
     processes = min(processes, clients)
     with client_processes(processes) if pool is None else nullcontext(pool) as workers:
         wait_started(workers, processes)
-        until = perf_counter() + STARTING_SECONDS + seconds
+        until = perf_counter() + STARTING_SECONDS + clients * CONNECTING_SECONDS + seconds
         pending = [
             workers.submit(run_clients, open_client, operation, shares[first::processes], until, pipeline)
             for first in range(processes)
