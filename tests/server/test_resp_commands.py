@@ -5,6 +5,7 @@ The facts are those that redis-py's own tests check of the same commands.
 
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,61 @@ def test_session_in_every_dialect(served: tuple[Site, Server], dialect: str) -> 
             assert pipe.execute() == [True, b"1", 2, b"2", 1, None]
         refused("unknown command 'FOO'", lambda: client.execute_command("FOO", "bar"))
     assert served[0].namespace("users").get(b"x") == b"2"
+
+
+def test_convenience_of_redis_py(client: Any) -> None:
+    """What its users write instead of commands: items, periods, moments, functions over transactions."""
+    client["ada"] = "1"
+    assert client["ada"] == b"1"
+    assert "ada" in client
+    del client["ada"]
+    assert "ada" not in client
+    with pytest.raises(KeyError):
+        client["ada"]
+    moment = datetime.now(tz=UTC) + timedelta(minutes=1)
+    assert client.set("ada", 1.5, ex=timedelta(minutes=1)) is True
+    assert client.get("ada") == b"1.5"
+    client.set("ada", "1")
+    assert client.expireat("ada", moment) is True
+    assert client.expiretime("ada") == int(moment.timestamp())
+    assert client.getex("ada", px=timedelta(minutes=2)) == b"1"
+    assert 60 < client.ttl("ada") <= 120
+
+    def double(pipe: Any) -> None:
+        value = int(pipe.get("ada"))
+        pipe.multi()
+        pipe.set("ada", 2 * value)
+
+    assert client.transaction(double, "ada") == [True]
+    assert client.get("ada") == b"2"
+    assert client.pipeline().execute() == []
+    with client.pipeline() as pipe:
+        pipe.set("a", "1").execute_command("INCRBY", "a", "x").set("b", "2")
+        refused(r"Command # 2 \(INCRBY a x\) of pipeline caused error: value is not an", pipe.execute)
+
+
+def test_text_beyond_ascii(served: tuple[Site, Server], client: Any) -> None:
+    with resp_client(served[1], decode_responses=True) as own:
+        assert own.set("ключ", "wörter\u2028\r\n") is True
+        assert own.get("ключ") == "wörter\u2028\r\n"
+        assert own.strlen("ключ") == len("wörter\u2028\r\n".encode())
+        assert [*own.scan_iter(match="кл*")] == ["ключ"]
+    assert client.get("ключ".encode()) == "wörter\u2028\r\n".encode()
+
+
+def test_clients_are_killed_by_what_is_known_of_them(served: tuple[Site, Server], client: Any) -> None:
+    client.ping()
+    refused("syntax error", lambda: client.execute_command("CLIENT", "KILL", "ID", "1", "x"))
+    assert client.client_kill_filter(_id="1000000") == 0
+    own = client.client_info()["addr"]
+    assert client.client_kill_filter(addr=own) == 0
+    with resp_client(served[1]) as victim:
+        victim.client_setname("victim")
+        address = next(each["addr"] for each in client.client_list() if each["name"] == "victim")
+        assert client.client_kill(address) is True
+        wait_until(lambda: address not in {each["addr"] for each in client.client_list()}, "it is gone")
+        # A client connects again.
+        assert victim.ping() is True
 
 
 def test_writes_are_captured_and_versioned(site: Site, client: Any) -> None:

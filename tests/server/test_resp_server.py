@@ -69,37 +69,94 @@ def test_page_lists_the_commands_that_the_server_dispatches_by() -> None:
 # Clients that others wrote
 
 
-def test_redis_cli(served: tuple[Site, Server]) -> None:
+# A session of each command group, and what redis-cli prints of it.
+SESSION = """\
+SET cli 1|OK
+INCR cli|2
+GET cli|2
+SET cli x NX|
+EXPIRE cli 100|1
+PERSIST cli|1
+MSET a 1 b 2|OK
+MGET a none b|1||2
+APPEND a 0|2
+DEL b none|1
+INCR|ERR wrong number of arguments for 'incr' command|
+TYPE a|string
+MULTI|OK
+SET cli 5|QUEUED
+INCR cli|QUEUED
+EXEC|OK|6
+WATCH cli|OK
+MULTI|OK
+DISCARD|OK
+SCAN 0 MATCH cl*|0|cli
+FM.CAS cli 6 7|1
+SELECT records|OK
+HSET a f v g 1|2
+HINCRBY a g 4|5
+HGETALL a|f|v|g|5
+HDEL a f|1
+SELECT counts|OK
+INCRBY n 5|5
+XGROUP CREATE changes:counts {group} 0|OK
+XACK changes:counts {group} 1-0|0
+CLIENT SETNAME cli|OK
+CLIENT GETNAME|cli
+ECHO text|text
+KEYS *|ERR KEYS is refused: it would read all keys at once; use SCAN|"""
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_redis_cli(served: tuple[Site, Server], protocol: int) -> None:
     program = shutil.which("redis-cli")
     if program is None:
         pytest.skip(f"redis-cli is not installed, so this is NOT TESTED; install it: {INSTALL}")
     site, server = served
     assert server.resp_address is not None
-    script = "SET cli 1\nINCR cli\nGET cli\nMULTI\nSET cli 5\nINCR cli\nEXEC\nSELECT records\nHSET a f v"
+    for name in ("users", "records", "counts"):
+        site.namespace(name).delete_range()
+    lines = [line.split("|") for line in SESSION.format(group=f"cli{protocol}").splitlines()]
     done = subprocess.run(
-        [program, "-3", "-p", str(server.resp_address.port)],
-        input=script, capture_output=True, text=True, timeout=HANG_SECONDS, check=True,
+        [program, f"-{protocol}", "-p", str(server.resp_address.port)],
+        input="\n".join(line[0] for line in lines),
+        capture_output=True, text=True, timeout=HANG_SECONDS, check=True,
     )  # fmt: skip
-    assert done.stdout.split() == [
-        "OK", "2", "2", "OK", "QUEUED", "QUEUED", "OK", "6", "OK", "1",
-    ]  # fmt: skip
-    assert site.namespace("users").get(b"cli") == b"6"
+    # Absent values are empty lines, and pairs of RESP3 stand in one.
+    assert done.stdout.split() == [word for line in lines for shown in line[1:] for word in shown.split()]
+    assert site.namespace("users").get(b"cli") == b"7"
 
 
-def test_asynchronous_client(served: tuple[Site, Server]) -> None:
-    async def session() -> list[Any]:
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_asynchronous_client(served: tuple[Site, Server], protocol: int) -> None:
+    stream, group = "changes:users", f"async{protocol}"
+
+    async def session() -> None:
         assert served[1].resp_address is not None
         host, port = served[1].resp_address
-        async with redis.asyncio.Redis(host=host, port=port) as client:
-            await client.delete("async")
+        async with redis.asyncio.Redis(host=host, port=port, protocol=protocol) as client:
+            await client.delete("async", "other")
             await asyncio.gather(*(client.incr("async") for _ in range(50)))
             async with client.pipeline(transaction=True) as pipe:
-                pipe.get("async")
-                pipe.incr("async")
-                got: list[Any] = await pipe.execute()
-                return got
+                assert await pipe.get("async").incr("async").execute() == [b"50", 51]
+                await pipe.watch("async")
+                await client.incr("async")
+                pipe.multi()
+                with pytest.raises(redis.WatchError):
+                    await pipe.set("async", "never").execute()
+            assert await client.set("async", "1", ex=100, xx=True, get=True) == b"52"
+            assert 0 < await client.ttl("async") <= 100
+            assert [key async for key in client.scan_iter(match="asyn?")] == [b"async"]
+            assert await client.xgroup_create(stream, group, id="$")
+            waiting = asyncio.create_task(client.xreadgroup(group, "ada", {stream: ">"}, block=0))
+            await client.set("other", "1")
+            assert b"other" in str(await waiting).encode()
+            assert (await client.xpending(stream, group))["pending"] == 1
+            async with client.pipeline(transaction=False) as pipe:
+                pipe.execute_command("SELECT", "records").delete("ada").hset("ada", "name", "Ada")
+                assert (await pipe.hgetall("ada").execute())[2:] == [1, {b"name": b"Ada"}]
 
-    assert asyncio.run(session()) == [b"50", 51]
+    asyncio.run(session())
 
 
 # Access
@@ -227,6 +284,22 @@ def test_no_default_namespace_is_an_honest_error() -> None:
             client.execute_command("SELECT", "0")
 
 
+def test_default_namespace_that_is_missing_is_an_honest_error() -> None:
+    with serving_resp(resp_namespace="later") as (site, server):
+        with resp_client(server) as client:
+            assert client.ping() is True
+            with pytest.raises(redis.ResponseError, match="no namespace is selected"):
+                client.get("a")
+            site.create_namespace("later")
+            assert client.execute_command("SELECT", "0") is True
+            assert client.set("a", "1") is True
+            site.drop_namespace("later")
+            with pytest.raises(redis.ResponseError, match="later"):
+                client.set("a", "2")
+        with resp_client(server) as client:
+            assert client.ping() is True
+
+
 def test_door_is_refused_beyond_this_machine_without_protection() -> None:
     with pytest.raises(InvalidConfiguration, match="other machines"), serving_resp(resp_listen="0.0.0.0:0"):
         pass
@@ -238,6 +311,33 @@ def test_port_that_is_taken_is_refused_and_the_site_stays_open(served: tuple[Sit
     with pytest.raises(CannotOpen, match="cannot listen"):
         serve(served[0], "127.0.0.1:0", ServerOptions(resp_listen=from_other))
     assert served[0].namespace("users").get(b"none") is None
+
+
+def test_tls_with_a_token(certificates: Certificates, tmp_path: Path) -> None:
+    access = write_roles(tmp_path / "access.toml", "users")
+    options = {
+        "tls_certificate": certificates.server.certificate_path,
+        "tls_key": certificates.server.key_path,
+    }
+    with serving_resp(access=access, **options) as (_, server):
+        assert server.resp_address is not None
+        common: dict[str, Any] = {"host": "localhost", "port": server.resp_address.port, "ssl": True}
+        with (
+            redis.Redis(
+                **common, ssl_ca_certs=str(certificates.root_path), password=token_of(Role.WRITE, "users")
+            ) as client,
+            client.pipeline(transaction=False) as pipe,
+        ):
+            for number in range(100):
+                pipe.set("tls", b"x" * 10_000 * (number % 10)).get("tls")
+            assert [len(value) for value in pipe.execute()[1::2]] == [10_000 * (n % 10) for n in range(100)]
+        with (
+            redis.Redis(**common, ssl_ca_certs=str(certificates.root_path)) as stranger,
+            pytest.raises(redis.AuthenticationError),
+        ):
+            stranger.get("tls")
+        with redis.Redis(**common) as doubting, pytest.raises(redis.ConnectionError, match="CERTIFICATE"):
+            doubting.ping()
 
 
 def test_tls_and_client_certificates(certificates: Certificates, tmp_path: Path) -> None:

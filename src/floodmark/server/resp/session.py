@@ -1,10 +1,11 @@
 """What the server knows of one client: who it is, what it has selected, and its transaction."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
 from floodmark.model.access import Role
-from floodmark.model.errors import NotAuthenticated
+from floodmark.model.errors import NamespaceNotFound, NotAuthenticated
 from floodmark.model.version import Version
 from floodmark.server.access import Access, Caller
 from floodmark.server.metrics import ServerMetrics
@@ -93,10 +94,11 @@ class Session:
         """Take a token; NotAuthenticated if it is not known."""
         self.caller = self.door.access.authenticate(token, self._certificate)
         self._token = token
-        if self._space is None and self.door.spaces.default is not None:
-            space = self.door.spaces.select("0")
-            if self.caller.may(Role.READ, space.name):
-                self._space = space
+        default = self.door.spaces.default
+        if self._space is None and default is not None and self.caller.may(Role.READ, default):
+            # It may not have been created yet, or was dropped.
+            with suppress(NamespaceNotFound):
+                self._space = self.door.spaces.find(default)
         self._begin()
 
     def revoke(self, caller: Caller | None) -> None:
