@@ -17,7 +17,7 @@ from floodmark.site.embedding import open_engine
 from floodmark.testing.clock import SimulatedTime
 
 LOOPBACK: Final = "127.0.0.1:0"
-PLAIN: Final = ServerOptions(metrics_listen=LOOPBACK)
+PLAIN: Final = ServerOptions(metrics_listen=LOOPBACK, resp_listen=LOOPBACK, resp_namespace="users")
 
 
 class SharedEngine(MemoryEngine):

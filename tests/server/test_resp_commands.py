@@ -519,8 +519,12 @@ def test_scan_finds_every_key_once(client: Any) -> None:
         (b"h[b-a]llo", [b"hallo"], [b"hcllo"]),
         (rb"h\*", [b"h*"], [b"hello"]),
         (b"a.c", [b"a.c"], [b"abc"]),
-        (b"[", [b"["], [b"a"]),
-        (b"a[.+", [b"a[.+"], [b"a."]),
+        (b"[", [], [b"[", b"a", b""]),
+        (b"a[.+", [b"a.", b"a+"], [b"a[.+"]),
+        (b"[]a", [], [b"a", b"]a"]),
+        (b"[^]a", [b"xa", b"\na"], [b"a"]),
+        (rb"[\]x]", [b"]", b"x"], [b"\\"]),
+        (b"[a-", [b"a", b"-"], [b"b"]),
     ],
 )
 def test_patterns_of_redis(pattern: bytes, matches: list[bytes], others: list[bytes]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from random import Random
+from time import monotonic
 from typing import Any, Final
 
 import pytest
@@ -37,7 +38,7 @@ MOMENTS: Final = (b"2000000000", b"2100000000", b"1", b"0", b"-1", b"92233720368
 MOMENTS_MS: Final = (b"2000000000000", b"2100000000000", b"1", b"0", b"-1", b"soon")
 FIELDS: Final = (b"f", b"g", b"h\r\n", "ö".encode())
 TEXTS: Final = (b"", b"1", b"-7", b"text", b"01", b"9223372036854775807")
-# Replies that depend on the moment, and by how much they may differ.
+# Replies that depend on the moment, and by how much they may differ for each second between the two.
 TOLERANCES: Final = {b"TTL": 1, b"EXPIRETIME": 1, b"PTTL": 2_000}
 
 Request = list[bytes]
@@ -60,9 +61,9 @@ def set_options(chance: Random) -> Request:
     return [part for option in chosen for part in option]
 
 
-def conditions(chance: Random) -> Request:
-    options = [b"NX", b"XX", b"GT", b"LT", b"SOON"]
-    return chance.choices(options, [4, 4, 4, 4, 1], k=chance.choice([0, 0, 1, 2]))
+def conditions(chance: Random, *others: bytes) -> Request:
+    options = [b"NX", b"XX", b"NX", b"XX", b"SOON", *others]
+    return chance.choices(options, k=chance.choice([0, 0, 1, 2]))
 
 
 # What stands for a word in small letters of a template.
@@ -78,7 +79,9 @@ WORDS: Final[dict[str, Callable[[Random], Request]]] = {
     "moment": lambda chance: [chance.choice(MOMENTS)],
     "moment_ms": lambda chance: [chance.choice(MOMENTS_MS)],
     "options": set_options,
+    # Which of two periods ends first depends on the moment; of two moments it is known.
     "conditions": conditions,
+    "comparisons": lambda chance: conditions(chance, b"GT", b"GT", b"LT", b"LT"),
     "getex": lambda chance: chance.choice([[], [b"PERSIST"], expiry(chance), [b"PERSIST", *expiry(chance)]]),
     "field": lambda chance: [chance.choice(FIELDS)],
     "fields": lambda chance: some(chance, FIELDS),
@@ -90,7 +93,7 @@ STRINGS: Final = (
     "SETNX key value", "GETSET key value", "INCRBY key number", "DECRBY key number", "MSET pairs",
     "MSETNX pairs", *["SET key value options"] * 4, "GETEX key getex", "SETEX key seconds value",
     "PSETEX key milliseconds value", "EXPIRE key seconds conditions", "PEXPIRE key milliseconds conditions",
-    "EXPIREAT key moment conditions", "PEXPIREAT key moment_ms conditions",
+    "EXPIREAT key moment comparisons", "PEXPIREAT key moment_ms comparisons",
     "PING", "PING value", "ECHO value", "NOSUCH values",
 )  # fmt: skip
 TRANSACTIONS: Final = ("MULTI", "EXEC", "EXEC", "DISCARD", "UNWATCH", "WATCH keys")
@@ -182,6 +185,8 @@ class Pair:
         self.ours = Peer(socket.create_connection(server.resp_address, HANG_SECONDS))
         self.theirs = Peer(theirs)
         self._queued: list[Request] | None = None
+        # By how much the moments of the two may differ.
+        self._seconds = 0.0
 
     def speak(self, protocol: int) -> None:
         """Choose the version of the protocol."""
@@ -190,7 +195,9 @@ class Pair:
 
     def compare(self, requests: Sequence[Request]) -> None:
         """Send a pipeline to both; AssertionError if they answer differently."""
+        started = monotonic()
         pairs = zip(requests, self.ours.ask(requests), self.theirs.ask(requests), strict=True)
+        self._seconds += monotonic() - started
         for place, (request, ours, theirs) in enumerate(pairs):
             assert self._are_alike(request, ours, theirs), (
                 f"{request}: {ours!r}, and Redis answers {theirs!r}, after {requests[:place][-5:]}"
@@ -207,7 +214,13 @@ class Pair:
             self._queued = None
         if name == b"EXEC" and isinstance(ours, list) and isinstance(theirs, list):
             assert queued is not None
-            return all(map(_are_alike, queued, ours, theirs)) and len(ours) == len(theirs)
+            return len(ours) == len(theirs) and all(map(self._answers_alike, queued, ours, theirs))
+        return self._answers_alike(request, ours, theirs)
+
+    def _answers_alike(self, request: Request, ours: Any, theirs: Any) -> bool:
+        tolerance = TOLERANCES.get(request[0].upper())
+        if tolerance is not None and type(ours) is type(theirs) is int and min(ours, theirs) > 0:
+            return abs(ours - theirs) <= tolerance * (1 + self._seconds)
         return _are_alike(request, ours, theirs)
 
     def close(self) -> None:
@@ -216,9 +229,6 @@ class Pair:
 
 
 def _are_alike(request: Request, ours: Any, theirs: Any) -> bool:
-    tolerance = TOLERANCES.get(request[0].upper())
-    if tolerance is not None and isinstance(ours, int) and isinstance(theirs, int) and min(ours, theirs) > 0:
-        return abs(ours - theirs) <= tolerance
     if request[0].upper() == b"XPENDING" and isinstance(ours, list) and len(request) > 4:
         # Without the time since the delivery.
         ours, theirs = ([[*row[:2], *row[3:]] for row in reply] for reply in (ours, theirs))
@@ -267,6 +277,30 @@ def test_sessions_of_fields(pair: Pair, protocol: int) -> None:
     pair.speak(protocol)
     pair.ours.ask([[b"SELECT", b"records"]])
     pair.compare(session(HASHES, 1, 1_000))
+
+
+def test_scans_find_the_same_keys(pair: Pair) -> None:
+    keys = [b"user:%d" % number for number in range(30)] + [b"h*llo", b"hello", b"h[e]llo", b"\\", b"a\nb"]
+    for peer in (pair.ours, pair.theirs):
+        peer.ask([[b"SET", key, b"1"] for key in keys])
+    patterns = [
+        b"*", b"user:1?", b"user:[1-3]*", b"user:[^1]", b"h?llo", b"h\\*llo", b"h[*]llo", b"h[a-f]llo",
+        b"h[f-a]llo", b"[", b"h\\[e\\]llo", b"\\\\", b"a*b", b"nothing", b"USER*", b"[\\]]*", b"h[^]llo",
+    ]  # fmt: skip
+    for pattern in patterns:
+        assert scan(pair.ours, pattern) == scan(pair.theirs, pattern), pattern
+    pair.compare([[b"DBSIZE"], [b"SCAN", b"x"], [b"SCAN", b"0", b"COUNT", b"0"], [b"SCAN", b"0", b"MATCH"]])
+
+
+def scan(peer: Peer, pattern: bytes) -> list[bytes]:
+    """The keys that match a pattern, in order."""
+    found: list[bytes] = []
+    cursor = b"0"
+    while True:
+        [(cursor, keys)] = peer.ask([[b"SCAN", cursor, b"MATCH", pattern, b"COUNT", b"7"]])
+        found += keys
+        if cursor == b"0":
+            return sorted(found)
 
 
 # Changes

@@ -134,7 +134,8 @@ def test_asynchronous_client(served: tuple[Site, Server], protocol: int) -> None
     async def session() -> None:
         assert served[1].resp_address is not None
         host, port = served[1].resp_address
-        async with redis.asyncio.Redis(host=host, port=port, protocol=protocol) as client:
+        connecting: Any = redis.asyncio.Redis(host=host, port=port, protocol=protocol)
+        async with connecting as client:
             await client.delete("async", "other")
             await asyncio.gather(*(client.incr("async") for _ in range(50)))
             async with client.pipeline(transaction=True) as pipe:
@@ -315,7 +316,7 @@ def test_port_that_is_taken_is_refused_and_the_site_stays_open(served: tuple[Sit
 
 def test_tls_with_a_token(certificates: Certificates, tmp_path: Path) -> None:
     access = write_roles(tmp_path / "access.toml", "users")
-    options = {
+    options: dict[str, Any] = {
         "tls_certificate": certificates.server.certificate_path,
         "tls_key": certificates.server.key_path,
     }

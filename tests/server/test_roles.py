@@ -15,7 +15,16 @@ from floodmark.feed.named.feeds import FeedSpec, FeedUpdate
 from floodmark.feed.subscription.acknowledgement import Acknowledgement, Progress
 from floodmark.feed.subscription.subscriptions import SubscriptionSpec
 from floodmark.host.catalog import NamespaceSettings
-from floodmark.host.ports import PORTS, Balance, BatchUpdate, LogKind, NamespaceUpdate, NamespaceWrites, Port
+from floodmark.host.ports import (
+    PORTS,
+    Balance,
+    BatchUpdate,
+    LogKind,
+    NamespaceUpdate,
+    NamespaceWrites,
+    PeerCommands,
+    Port,
+)
 from floodmark.merge.counter import add_to_counter
 from floodmark.model.access import Role
 from floodmark.model.actions import Action, Scope
@@ -175,6 +184,20 @@ ARGUMENTS: dict[str, Callable[[str], tuple[object, ...]]] = {
     "administration.drain": lambda _: (1,),
     "administration.remove_node": lambda _: (1,),
     "peers.fate": lambda _: ("1",),
+    "peers.run_commands": lambda name: (
+        PeerCommands(
+            requests=[[b"DEL", KEY]],
+            watched=None,
+            on=[_key(name)],
+            space=name,
+            by_prefix=False,
+            caller="admin",
+            role=Role.ADMIN,
+            namespaces=None,
+            durable=True,
+            protocol=2,
+        ),
+    ),
     "peers.split_peer": lambda _: (KEY,),
     "peers.merge_peer": lambda _: (1, 2),
     "peers.move_peer": lambda _: (1, 2),

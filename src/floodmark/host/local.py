@@ -15,7 +15,7 @@ from floodmark.host.balancing import halving_key
 from floodmark.host.catalog import NamespaceRow, NamespaceSettings
 from floodmark.host.garbage import GarbageCollection
 from floodmark.host.parts import LocalPort, SiteParts
-from floodmark.host.ports import NamespaceUpdate, PeerVersions, SplitByLoad
+from floodmark.host.ports import NamespaceUpdate, PeerCommands, PeerReply, PeerVersions, SplitByLoad
 from floodmark.host.sharing import Sharing
 from floodmark.host.statistics import (
     GarbageReport,
@@ -27,7 +27,7 @@ from floodmark.host.statistics import (
 )
 from floodmark.model.actions import SITE_OWNER
 from floodmark.model.change import Heartbeat
-from floodmark.model.errors import InvalidOption, PartitionNotFound
+from floodmark.model.errors import InvalidConfiguration, InvalidOption, PartitionNotFound
 from floodmark.model.limits import PAGE_BYTES_MAX, PAGE_ROWS_MAX
 from floodmark.model.partition import Fate
 from floodmark.model.version import VERSION_MAX, Version, moment_of
@@ -125,6 +125,8 @@ class LocalPeers(LocalPort):
         self.fate = fate
         # Takes the keeper's lease; a node of several sets it.
         self.keep: Callable[[], None] = lambda: None
+        # Runs commands over RESP; the server of a node of several sets it.
+        self.run: Callable[[PeerCommands], PeerReply] | None = None
 
     def peer_partitions(self) -> list[PartitionStatistics]:
         return partition_statistics(self._node, self._own())
@@ -146,6 +148,11 @@ class LocalPeers(LocalPort):
 
     def keep_peer(self) -> None:
         self.keep()
+
+    def run_commands(self, commands: PeerCommands) -> PeerReply:
+        if self.run is None:
+            raise InvalidConfiguration("the node that owns the keys serves no RESP; start it with --resp")
+        return self.run(commands)
 
     def _own(self) -> list[LocalPartition]:
         return [each for each in self._node.map.partitions if not each.retired]

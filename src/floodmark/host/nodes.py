@@ -27,7 +27,7 @@ from floodmark.host.directory import Identity
 from floodmark.host.embedded import BuildHost, EmbeddedHost
 from floodmark.host.maps import NodeMaps, NodeMoves, takeover_backoff
 from floodmark.host.peers import REFRESH_PEER, Peers, load_secret
-from floodmark.host.ports import PORTS, Host, PeerCredentials, PeerPort
+from floodmark.host.ports import PORTS, Host, PeerCommands, PeerCredentials, PeerPort, PeerReply
 from floodmark.host.remote import RemoteNamespaces
 from floodmark.host.statistics import NodeCounters
 from floodmark.model.actions import Action
@@ -141,6 +141,7 @@ class NodeHost(Host):
         self.namespaces = RemoteNamespaces(self.namespaces)
         self._keeper = load_keeper(engine)
         self._is_drained = False
+        self._run_commands: Callable[[PeerCommands], PeerReply] | None = None
         self._host = self._make_host()
         # The first node has nothing to wait for.
         self.watch()
@@ -174,6 +175,8 @@ class NodeHost(Host):
         host.partitions = NodePartitions(host, ask)
         host.node_port = NodeAdministration(host, self.shared, ask, host.partitions)
         host.peers.keep = keep
+        host.peers.run = self._run_commands
+        self.peer = ask
 
         self.shared.held = host.safe_points.held_by_readers
         engine.load_catalog = host.load_catalog
@@ -219,6 +222,11 @@ class NodeHost(Host):
             if self._beats:
                 self._threads.append(thread)
                 thread.start()
+
+    def serve_commands(self, run: Callable[[PeerCommands], PeerReply]) -> None:
+        """Let `run` answer commands over RESP that other nodes forward to this one."""
+        with self._lock:
+            self._run_commands = self._host.peers.run = run
 
     def beat(self) -> None:
         """Tell the others that this node lives."""

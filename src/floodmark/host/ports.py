@@ -258,6 +258,31 @@ class PeerVersions(msgspec.Struct, frozen=True):
     changes: int = 0
 
 
+class PeerCommands(msgspec.Struct, kw_only=True):
+    """A write command over RESP, or the commands of a transaction, and the rights of its caller.
+
+    `on` are the qualified keys; `watched` is None for a single command.
+    """
+
+    requests: list[list[bytes]]
+    watched: dict[bytes, Version] | None
+    on: list[bytes]
+    space: str | None
+    by_prefix: bool
+    caller: str
+    role: Role
+    namespaces: list[str] | None
+    durable: bool
+    protocol: int
+
+
+class PeerReply(msgspec.Struct, kw_only=True):
+    """The encoded reply, and the version of the commit; 0 if nothing was written."""
+
+    reply: bytes
+    version: Version
+
+
 class PeerPort(Protocol):
     """What the nodes of a site ask each other."""
 
@@ -300,6 +325,10 @@ class PeerPort(Protocol):
     @Action(Role.ADMIN, Scope.SITE, audited=True, anywhere=True)
     def keep_peer(self) -> None:
         """Take the keeper's lease from the node that asks."""
+
+    @Action(Role.ADMIN, Scope.SITE, large=True, anywhere=True)
+    def run_commands(self, commands: PeerCommands) -> PeerReply:
+        """Run commands in a round of this node; PartitionMoved if it does not own all of their keys."""
 
     @Action(Role.ADMIN, Scope.SITE, repeatable=True, anywhere=True)
     def fate(self, transaction: str) -> Fate:

@@ -44,6 +44,12 @@ class Simple(str):
     __slots__ = ()
 
 
+class Encoded(bytes):
+    """A reply that is encoded already."""
+
+    __slots__ = ()
+
+
 class Failure(str):
     """An error reply: a code in capitals, then a text."""
 
@@ -264,6 +270,8 @@ def encode_reply(value: object, protocol: int = RESP2) -> bytes:
 
 def _encode(value: object, protocol: int, parts: list[bytes]) -> None:
     match value:
+        case Encoded():
+            parts.append(value)
         case bytes():
             parts.append(b"$%d\r\n%b\r\n" % (len(value), value))
         case None:

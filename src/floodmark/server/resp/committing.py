@@ -29,7 +29,7 @@ from floodmark.partition.deciding import Decided
 from floodmark.partition.node import Node
 from floodmark.partition.partition import LocalPartition, plan_put
 from floodmark.partition.prepared.settling import SETTLES_MAX
-from floodmark.server.resp.session import Session
+from floodmark.server.resp.session import Batch, Session
 from floodmark.server.resp.table import Arguments, Handler, attempt, describe
 from floodmark.wire.resp import Failure
 
@@ -71,7 +71,7 @@ class Job:
     on: Sequence[bytes]
 
     def __init__(
-        self, connection: Writer, name: str, handler: Handler, request: Arguments, started: float
+        self, connection: Writer, name: str, handler: Handler, request: Arguments | Batch, started: float
     ) -> None:
         self.connection = connection
         self.name = name
@@ -146,6 +146,8 @@ class Committing:
         self, find_node: Callable[[], Node], loop: asyncio.AbstractEventLoop, work: Callable[..., object]
     ) -> None:
         self._find_node = find_node
+        # Runs a job at another node if that owns its keys.
+        self.forward: Callable[[Job, Sequence[bytes]], bool] = lambda *_: False
         self._loop = loop
         self._work = work
         # Jobs for the next round, and whether the thread is to take them without being told.
@@ -268,6 +270,8 @@ class Committing:
         on = (job.key,) if job.value is not None else job.on
         job.value = None
         for _ in range(SETTLES_MAX):
+            if self.forward(job, on):
+                return
             step = job.decide_on(self.node, on, is_alone=True)
             self._commit([job])
             if not job.is_blocked:

@@ -24,6 +24,7 @@ from floodmark.model.limits import (
     RESP_NEWCOMER_BULK_BYTES_MAX,
     RESP_UNREAD_BYTES_MAX,
 )
+from floodmark.partition.node import Node
 from floodmark.server.data import WRITE_BYTES_MAX
 from floodmark.server.metrics import OTHER
 from floodmark.server.resp.calls import Call, Put, PutJob, refuse_stopping, unknown_call
@@ -46,6 +47,8 @@ from floodmark.wire.resp import OK, QUEUED, Failure, RequestParser, encode_reply
 
 # Poll interval of a request that waits for changes; it reads only if something was committed since.
 LOOK_SECONDS: Final = 0.02
+# Other nodes do not tell that they have committed: a request then reads so often.
+LOOK_MS: Final = 100
 # Answers that wait for the end of the turn.
 FLUSH_BYTES: Final = 64 * KIB
 # A read of more keys runs in a worker thread.
@@ -330,8 +333,8 @@ class Connection(asyncio.Protocol):
         if not was_known and session.caller is not None:
             self.widen()
         if isinstance(reply, Batch):
-            batch = reply
-            self._decide(Job(self, "EXEC", lambda records, _: batch.run(records), request, started), batch.on)
+            job = Job(self, "EXEC", lambda records, batch: batch.run(records), reply, started)
+            self._decide(job, reply.on)
         else:
             self._tell(command, reply, started)
         return True
@@ -344,7 +347,7 @@ class Connection(asyncio.Protocol):
 
     def _begin_slow(self, command: Command, run: Callable[[], object], started: float) -> bool:
         self._is_waiting = True
-        self._commits = self._door.committing.node.committer.counters.commits
+        self._commits = count_activity(self._door.committing.node)
         self._door.work(self._run_slow, command, run, started)
         return True
 
@@ -366,7 +369,7 @@ class Connection(asyncio.Protocol):
         if is_late or self.session.is_leaving:
             self._end_slow(command, None, started)
             return
-        commits = self._door.committing.node.committer.counters.commits
+        commits = count_activity(self._door.committing.node)
         if commits == self._commits:
             self._door.call_later(LOOK_SECONDS, partial(self._look_later, command, later, started))
             return
@@ -440,6 +443,11 @@ class Connection(asyncio.Protocol):
             self._decided = 0
             if self._requests or self.session.is_leaving or self._parser.error is not None:
                 self.run()
+
+
+def count_activity(node: Node) -> int:
+    """A number that changes when something may have been committed."""
+    return monotonic_ms() // LOOK_MS if node.number else node.committer.counters.commits
 
 
 def may_run(session: Session, command: Command | None, request: Arguments) -> object:

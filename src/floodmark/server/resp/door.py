@@ -21,6 +21,7 @@ except ModuleNotFoundError:
     from asyncio import new_event_loop  # type: ignore[assignment]
 
 from floodmark.clock import monotonic_ms, monotonic_seconds
+from floodmark.host.nodes import NodeHost
 from floodmark.model.limits import NEWCOMERS_MAX, RESP_CONNECTIONS_MAX
 from floodmark.server.access import Access
 from floodmark.server.data import Handler
@@ -30,6 +31,7 @@ from floodmark.server.resp.calls import CallFailure, find_calls
 from floodmark.server.resp.commands import COMMANDS
 from floodmark.server.resp.committing import Committing
 from floodmark.server.resp.connection import Connection
+from floodmark.server.resp.forwarding import Forwarding
 from floodmark.server.resp.groups import Groups
 from floodmark.server.resp.records import Spaces
 from floodmark.server.resp.session import Session, UseGroup
@@ -73,7 +75,7 @@ class RespDoor:
         stall_seconds: float,
     ) -> None:
         self.spaces = spaces
-        self.groups: UseGroup = (groups := Groups(spaces.site))
+        self.groups: UseGroup = (groups := Groups(spaces.site, spaces.host.node.number))
         self._close_groups = groups.close
         self.access = access
         self.metrics = metrics
@@ -101,6 +103,8 @@ class RespDoor:
         self._loop = new_event_loop()
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="floodmark-resp-worker")
         self.committing = Committing(lambda: spaces.host.node, self._loop, self.work)
+        if isinstance(spaces.site.host, NodeHost):
+            self.committing.forward = Forwarding(spaces.site).forward
         self._started = Event()
         self._thread = Thread(target=self._run, name="floodmark-resp", daemon=True)
         self._thread.start()

@@ -56,7 +56,7 @@ class Pending(NamedTuple):
 class Group:
     """A subscription that the server consumes for a group.  Callers hold its lock."""
 
-    def __init__(self, site: Site, row: SubscriptionRow) -> None:
+    def __init__(self, site: Site, row: SubscriptionRow, holder: str) -> None:
         spec = row.spec
         self.lock = Lock()
         self.pending: dict[EntryId, Pending] = {}
@@ -65,7 +65,7 @@ class Group:
             spec.namespace,
             start_key=spec.keys.start,
             end_key=spec.keys.end,
-            holder=HOLDER,
+            holder=holder,
             unacked_max=spec.unacked_max,
             options=SubscriptionOptions(follow=False),
         )
@@ -112,8 +112,10 @@ class Group:
 class Groups:
     """The groups that the server consumes."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, node: int) -> None:
         self._site = site
+        # Holders of one name take a subscription over from each other; nodes must not.
+        self._holder = f"{HOLDER}-{node}" if node else HOLDER
         self._open: dict[tuple[str, str], Group] = {}
         self._lock = Lock()
 
@@ -146,7 +148,7 @@ class Groups:
                 f"ERR subscription {row.name!r} reads a part of the keys, or has not finished the snapshot "
                 "that it begins with; consume it with floodmark"
             )
-        return Group(self._site, row)
+        return Group(self._site, row, self._holder)
 
     def close(self) -> None:
         """Release all subscriptions."""

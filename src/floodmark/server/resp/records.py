@@ -9,6 +9,7 @@ from floodmark.host.embedded import EmbeddedHost
 from floodmark.host.nodes import NodeHost
 from floodmark.merge.policies import COUNTER, FIELDS
 from floodmark.model.access import Role
+from floodmark.model.errors import NamespaceNotFound
 from floodmark.model.version import Version
 from floodmark.partition.deciding import newest_version
 from floodmark.server.access import Caller
@@ -52,8 +53,13 @@ class Spaces:
 
     def find(self, name: str) -> Space:
         """The namespace of a name; NamespaceNotFound if there is none."""
-        row, space = self.host.catalog.get(name), self._known.get(name)
-        if space is None or space.namespace.id != row.id:
+        space = self._known.get(name)
+        try:
+            number = self.host.catalog.get(name).id
+        except NamespaceNotFound:
+            # Another node may have created it.
+            number = self.site.namespace(name).id
+        if space is None or space.namespace.id != number:
             space = self._known[name] = Space(self.site.namespace(name))
         return space
 

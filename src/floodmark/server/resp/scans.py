@@ -113,35 +113,51 @@ def scan(session: Session, arguments: Arguments) -> object:
 def translate_pattern(pattern: bytes) -> bytes:
     r"""A pattern of Redis as a regular expression.
 
-    >>> translate_pattern(rb"a*b?[^x-z]\*")
-    b'a.*b.[^x-z]\\*'
+    >>> translate_pattern(rb"a*b?[x-z]\*")
+    b'a.*b.[\\x78\\x79\\x7a]\\*'
     """
     parts: list[bytes] = []
     position = 0
     while position < len(pattern):
         character = pattern[position : position + 1]
         position += 1
-        end = pattern.find(b"]", position + 1)
         if character == b"*":
             parts.append(b".*")
         elif character == b"?":
             parts.append(b".")
-        elif character == b"[" and end > 0:
-            inside = pattern[position:end]
-            sign = b"^" if inside.startswith(b"^") else b""
-            inside = inside.removeprefix(b"^").replace(b"\\", b"\\\\").replace(b"[", b"\\[")
-            low, dash, high = inside.partition(b"-")
-            # A range that runs backwards matches either way, as in Redis.
-            if dash and len(low) == len(high) == 1 and low > high:
-                inside = high + b"-" + low
-            parts.append(b"[" + sign + inside.replace(b"^", b"\\^").replace(b"]", b"\\]") + b"]")
-            position = end + 1
+        elif character == b"[":
+            part, position = _translate_class(pattern, position)
+            parts.append(part)
         else:
             if character == b"\\" and position < len(pattern):
                 character = pattern[position : position + 1]
                 position += 1
             parts.append(re.escape(character))
     return b"".join(parts)
+
+
+def _translate_class(pattern: bytes, position: int) -> tuple[bytes, int]:
+    """A class of bytes that begins at a position, and where it ends: behind its ], or with the pattern."""
+    is_negated = pattern[position : position + 1] == b"^"
+    position += is_negated
+    wanted: set[int] = set()
+    while position < len(pattern) and pattern[position] != ord("]"):
+        left = len(pattern) - position
+        if pattern[position] == ord("\\") and left > 1:
+            wanted.add(pattern[position + 1])
+            position += 2
+        elif left > 2 and pattern[position + 1] == ord("-"):
+            # A range that runs backwards matches either way.
+            low, high = sorted((pattern[position], pattern[position + 2]))
+            wanted.update(range(low, high + 1))
+            position += 3
+        else:
+            wanted.add(pattern[position])
+            position += 1
+    if is_negated:
+        wanted = {*range(256)} - wanted
+    escaped = b"".join(b"\\x%02x" % byte for byte in sorted(wanted))
+    return b"[%b]" % escaped if wanted else b"(?!)", position + 1
 
 
 @TABLE.slow(

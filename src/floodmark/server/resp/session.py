@@ -1,6 +1,6 @@
 """What the server knows of one client: who it is, what it has selected, and its transaction."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
@@ -10,15 +10,31 @@ from floodmark.model.version import Version
 from floodmark.server.access import Access, Caller
 from floodmark.server.metrics import ServerMetrics
 from floodmark.server.resp.records import Records, Space, Spaces
-from floodmark.server.resp.table import Arguments, Command
+from floodmark.server.resp.table import Arguments, Command, describe
 from floodmark.wire.resp import RESP2
 
 
 class Batch(NamedTuple):
-    """The commands of a transaction, as one write: the qualified keys, and what runs inside the round."""
+    """The commands of a transaction, as one write: its qualified keys, and the versions of those watched."""
 
     on: Sequence[bytes]
-    run: Callable[[Records], object]
+    queued: Sequence[tuple[Command, Arguments]]
+    watched: Mapping[bytes, Version]
+    session: object
+
+    def run(self, records: Records) -> object:
+        """Run inside the round; None if a watched key has changed."""
+        if any(records.version(key) != version for key, version in self.watched.items()):
+            return None
+        return [_run_one(self.session, records, command, request) for command, request in self.queued]
+
+
+def _run_one(session: object, records: Records, command: Command, request: Arguments) -> object:
+    subject = session if command.is_queued else records
+    try:
+        return records.attempt(lambda: command.handler(subject, request))
+    except Exception as error:
+        return describe(error)
 
 
 class Later(NamedTuple):

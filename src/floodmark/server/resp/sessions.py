@@ -8,7 +8,6 @@ from floodmark.model.access import Role
 from floodmark.model.errors import NotAuthenticated
 from floodmark.model.limits import RESP_CONNECTIONS_MAX, VALUE_BYTES_MAX
 from floodmark.server.logs import log_administration
-from floodmark.server.resp.records import Records
 from floodmark.server.resp.session import Batch, Session
 from floodmark.server.resp.table import (
     SYNTAX,
@@ -17,7 +16,6 @@ from floodmark.server.resp.table import (
     Command,
     CommandError,
     Kind,
-    describe,
     integer,
     text,
     word,
@@ -224,7 +222,7 @@ def _kill(session: Session, rest: Arguments) -> object:
 # The server
 
 
-@TABLE.session("TIME", 1, is_queued=True)
+@TABLE.session("TIME", 1)
 def time(session: Session, arguments: Arguments) -> object:
     now_ms = session.door.spaces.host.physical_ms()
     return [str(now_ms // 1000), str(now_ms % 1000 * 1000)]
@@ -355,20 +353,7 @@ def execute(session: Session, arguments: Arguments) -> object:
         except Exception:
             continue
 
-    def run(records: Records) -> object:
-        if any(records.version(key) != version for key, version in watched.items()):
-            return None
-        return [_run_one(session, records, each, request) for each, request in queued]
-
-    return Batch(sorted(on), run)
-
-
-def _run_one(session: Session, records: Records, command: Command, request: Arguments) -> object:
-    subject = session if command.is_queued else records
-    try:
-        return records.attempt(lambda: command.handler(subject, request))
-    except Exception as error:
-        return describe(error)
+    return Batch(sorted(on), queued, watched, session)
 
 
 @TABLE.slow("WATCH", -2, is_quick=True, keys=(1, -1, 1))

@@ -1,0 +1,133 @@
+"""Writes to keys of another node: the command runs at the node that owns them, inside a round there.
+
+The node of the client sends the command with the rights of its caller, and passes the reply on.  What runs in
+one round runs at one node: a command or a transaction whose keys belong to several nodes is refused.
+"""
+
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Final
+
+from floodmark.host.nodes import NodeHost
+from floodmark.host.ports import PeerCommands, PeerReply
+from floodmark.model.errors import PartitionMoved
+from floodmark.partition.committer import commit_together
+from floodmark.partition.deciding import Decided
+from floodmark.partition.prepared.settling import SETTLES_MAX
+from floodmark.server.access import Caller
+from floodmark.server.resp.commands import COMMANDS
+from floodmark.server.resp.committing import Job
+from floodmark.server.resp.records import Records, Spaces
+from floodmark.server.resp.session import Batch, Session
+from floodmark.server.resp.table import CommandError, attempt
+from floodmark.site.site import Site
+from floodmark.wire.resp import Encoded, Failure, encode_reply
+
+CROSSING: Final = (
+    "CROSSSLOT the keys belong to several nodes of the site, and one command or transaction writes at one; "
+    "write each on its own"
+)
+
+
+class Forwarding:
+    """Runs commands at the nodes that own their keys: for clients of this one and of others."""
+
+    def __init__(self, site: Site) -> None:
+        assert isinstance(site.host, NodeHost)
+        self._site = site
+        self._host = site.host
+        site.host.serve_commands(self.run)
+
+    def forward(self, job: Job, on: Sequence[bytes]) -> bool:
+        """Run a job at the node that owns its keys and set its reply, unless this node owns them all."""
+        if not on or self._owners(on) == {self._host.shared.number}:
+            return False
+        job.commit = None
+        job.reply = attempt(job.name, lambda: self._ask(job, on))
+        return True
+
+    def _ask(self, job: Job, on: Sequence[bytes]) -> object:
+        """The reply of the node that owns the keys."""
+        commands = _pack(job, on)
+        answer = self._host.router.call(on[0], lambda _: self._send(commands))
+        if answer.version:
+            job.connection.session.version = answer.version
+        reply = answer.reply
+        return Failure(reply[1:-2].decode(errors="replace")) if reply[:1] == b"-" else Encoded(reply)
+
+    def _owners(self, keys: Sequence[bytes]) -> set[int]:
+        """The numbers of the nodes that own keys."""
+        node = self._host.shared.node
+        owners = {row.id: row.node for row in node.rows}
+        return {owners.get(node.map.route(key).id, 0) for key in keys}
+
+    def _send(self, commands: PeerCommands) -> PeerReply:
+        """Ask the owner of the keys, if there is one."""
+        owners = self._owners(commands.on)
+        if len(owners) > 1:
+            raise CommandError(CROSSING)
+        return self._host.peer(owners.pop()).run_commands(commands)
+
+    def run(self, commands: PeerCommands) -> PeerReply:
+        """Run commands here; PartitionMoved if this node does not own all of their keys."""
+        node = self._host.current.node
+        visit = _Visit(self._site, commands)
+        for _ in range(SETTLES_MAX):
+            step = Decided(
+                node.committer, lambda: node.map, commands.on, visit.decide, durable=commands.durable
+            )
+            commit_together(node.committer, [step])
+            if step.error is not None:
+                raise step.error
+            if not step.blocking:
+                return PeerReply(reply=encode_reply(visit.reply, commands.protocol), version=step.version)
+            step.settle()
+        raise PartitionMoved("the keys are written by transactions again and again; nothing was done")
+
+
+class _Visit:
+    """Commands of another node's client in a round."""
+
+    def __init__(self, site: Site, commands: PeerCommands) -> None:
+        namespaces = commands.namespaces
+        self._caller = Caller(
+            commands.caller, commands.role, None if namespaces is None else frozenset(namespaces)
+        )
+        self._spaces = Spaces(site, default=None, by_prefix=commands.by_prefix)
+        self._space = None if commands.space is None else self._spaces.find(commands.space)
+        self._commands = commands
+        self.reply: object = None
+
+    def decide(self) -> Mapping[bytes, bytes]:
+        records = Records(self._spaces, self._space, self._caller)
+        self.reply = attempt("EXEC", lambda: self._run(records))
+        return {} if isinstance(self.reply, Failure) else records.rows
+
+    def _run(self, records: Records) -> object:
+        commands = self._commands
+        found = [(COMMANDS.commands[request[0].upper()], request) for request in commands.requests]
+        if commands.watched is None:
+            [(command, request)] = found
+            return command.handler(records, request)
+        return Batch(commands.on, found, commands.watched, SimpleNamespace()).run(records)
+
+
+def _pack(job: Job, on: Sequence[bytes]) -> PeerCommands:
+    session: Session = job.connection.session
+    caller, request = session.caller, job.request
+    if caller is None:
+        raise CommandError("NOAUTH Authentication required.")
+    batch = request if isinstance(request, Batch) else None
+    requests = [job.request] if batch is None else [each for _, each in batch.queued]
+    return PeerCommands(
+        requests=[[*request] for request in requests],
+        watched=None if batch is None else dict(batch.watched),
+        on=[*on],
+        space=None if session.space is None else session.space.name,
+        by_prefix=session.door.spaces.by_prefix,
+        caller=caller.name,
+        role=caller.role,
+        namespaces=None if caller.namespaces is None else sorted(caller.namespaces),
+        durable=session.durable,
+        protocol=session.protocol,
+    )
