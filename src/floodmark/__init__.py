@@ -94,11 +94,14 @@ if TYPE_CHECKING:
         View,
         Writer,
     )
+    from floodmark.site.asynchronous import AsyncNamespace, AsyncSite, connect_async
     from floodmark.site.connecting import connect
     from floodmark.site.opening import open
 
 __all__ = [
     "AcknowledgementConflict",
+    "AsyncNamespace",
+    "AsyncSite",
     "BackupDamaged",
     "Batch",
     "CannotOpen",
@@ -187,6 +190,7 @@ __all__ = [
     "Writer",
     "WrongPolicy",
     "connect",
+    "connect_async",
     "open",
 ]
 
@@ -207,6 +211,7 @@ _LAZY = {
         "NamespaceSettings",
         *("SafePoint", "Site", "SiteStatistics", "Transaction", "View", "Writer"),
     ),
+    "floodmark.site.asynchronous": ("AsyncNamespace", "AsyncSite", "connect_async"),
     "floodmark.site.connecting": ("connect",),
     "floodmark.site.opening": ("open",),
 }

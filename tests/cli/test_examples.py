@@ -11,6 +11,13 @@ from tests.server import test_unread_counts
 from tests.spark import test_examples as on_spark
 
 OUTPUTS = {
+    "async_client.py": """\
+visits of home: b'20'
+set again: True
+change: b'ada' b'countess'
+change: b'ada' b'programmer'
+users: [(b'ada', b'programmer')]
+""",
     "first_look.py": """\
 b'programmer' b'countess'
 {b'ada': b'programmer'}

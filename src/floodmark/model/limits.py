@@ -66,6 +66,8 @@ STREAMS_MAX: Final = 1_000
 STREAMS_PER_CALLER_MAX: Final = 500
 # Connections of a client to one server for point calls: one for each thread that calls at once.
 LINES_MAX: Final = 64
+# Threads of an asyncio client for calls that cannot run on its event loop.
+ASYNC_THREADS_MAX: Final = 16
 # Versions that clients keep from garbage collection while they read.
 LEASES_MAX: Final = 10_000
 LEASES_PER_CALLER_MAX: Final = 2_500

@@ -26,6 +26,7 @@ from floodmark.model.errors import (
 )
 from floodmark.model.partition import Content, LinkGuard, Partition, PartitionMaps
 from floodmark.model.ranges import KeyRange, after
+from floodmark.model.record import Versioned
 from floodmark.model.version import Version
 from floodmark.partition.commit.entering import Entrance, WriteKind
 
@@ -118,6 +119,16 @@ class Router:
     def get(self, key: bytes, at: Version | None) -> bytes | None:
         """The value of a qualified key."""
         return self.call(key, lambda partition: partition.get(key, at))
+
+    def find(self, key: bytes, at: Version | None) -> Versioned | None:
+        """The record of a qualified key."""
+        return self.call(key, lambda partition: partition.find(key, at))
+
+    def compare_and_set(self, key: bytes, expected: bytes | None, stored: bytes, *, durable: bool) -> bool:
+        """Write a qualified key if its present value is `expected`; whether it was."""
+        return self.call(
+            key, lambda partition: partition.compare_and_set(key, expected, stored, durable=durable) != 0
+        )
 
     def put_one(self, key: bytes, stored: bytes, *, durable: bool) -> Version:
         """Commit one qualified key."""

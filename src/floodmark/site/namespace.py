@@ -130,7 +130,7 @@ class Namespace(Lookup[bytes, bytes]):
         """The value of a key with its version, stamp and expiry."""
         qualified = self._qualify(key)
         version = None if at is None else to_version(at)
-        return self._router.call(qualified, lambda partition: partition.find(qualified, version))
+        return self._router.find(qualified, version)
 
     def scan(
         self,
@@ -280,10 +280,7 @@ class Namespace(Lookup[bytes, bytes]):
             # No value is that large.
             return False
         durable = self._durable if durability is None else check_durability(durability)
-        return self._router.call(
-            qualified,
-            lambda partition: partition.compare_and_set(qualified, expected, stored, durable=durable) != 0,
-        )
+        return self._router.compare_and_set(qualified, expected, stored, durable=durable)
 
     # Writes of records that are merged
 

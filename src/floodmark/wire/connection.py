@@ -9,6 +9,7 @@ that cannot be reached is left, and the caller goes on at another (`wire/cluster
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from ssl import SSLContext
 from threading import Event, Lock
 from typing import Any, Final
 from weakref import WeakSet
@@ -77,6 +78,7 @@ class Connection:
     ) -> None:
         address = parse_address(url)
         self.url = address.url
+        self.host = address.host
         self._token = Token(token, token_file)
         self._certificates = Certificates.load(tls_root, tls_certificate, tls_key)
         if not address.tls and self._certificates != Certificates():
@@ -93,6 +95,7 @@ class Connection:
         self._streams = self._client()
         # Streams that are being read; their readers remove them.
         self._readers: WeakSet[RowStream] = WeakSet()
+        self._tls = address.tls
         self._lines = Lines(address.host, self.hello, self._certificates.context if address.tls else None)
 
     def __repr__(self) -> str:
@@ -183,6 +186,25 @@ class Connection:
             for result in self._calls.do_action(action, self._options(self._token.text, patience)):
                 return result.body.to_pybytes()  # type: ignore[no-any-return]
         raise WireMismatch(f"{self.url} gave no answer to {action.type!r}")
+
+    # For lines on an event loop
+
+    @property
+    def token(self) -> str | None:
+        """The token that is shown to the server."""
+        return self._token.text
+
+    def tls_context(self) -> SSLContext | None:
+        """The settings of an encrypted line; None for one in the clear."""
+        return self._certificates.context() if self._tls else None
+
+    def offered(self) -> Hello | None:
+        """The server's word on the port for lines; None if it is to be asked, or takes none now."""
+        return self._lines.offered()
+
+    def refuse_lines(self, hello: Hello, error: Exception) -> None:
+        """Open no lines for a while."""
+        self._lines.shut(hello, error)
 
     # Streams
 

@@ -141,6 +141,12 @@ class Lines:
         """Take in what the server says of itself."""
         self._hello = hello
 
+    def offered(self) -> Hello | None:
+        """What the server has said of itself, if it takes calls over RESP now."""
+        hello = self._hello
+        is_open = hello is not None and hello.resp_port and self._seconds() >= self._shut_until
+        return hello if is_open else None
+
     def take(self, token: str | None, timeout_seconds: float) -> Line | None:
         """A line that works, to be given back; None if there is none, and the call must go over Flight.
 
@@ -211,7 +217,7 @@ class Lines:
         try:
             line = self._greet(hello, token, min(timeout_seconds, OPEN_SECONDS))
         except (*LINE_ERRORS, FloodmarkError) as error:
-            self._shut(hello, error)
+            self.shut(hello, error)
             return None
         finally:
             with self._lock:
@@ -240,7 +246,7 @@ class Lines:
             raise
         return line
 
-    def _shut(self, hello: Hello, error: Exception) -> None:
+    def shut(self, hello: Hello, error: Exception) -> None:
         """Use no lines for a while, and ask the server again afterwards: it may have another port then."""
         pause_ms = self._backoff.next_ms() or PAUSE_MS_MAX
         self._shut_until = self._seconds() + pause_ms / 1_000

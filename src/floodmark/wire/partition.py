@@ -62,6 +62,11 @@ class RemotePartition:
     def __repr__(self) -> str:
         return f"RemotePartition({self.id}, {self.place!r})"
 
+    @property
+    def connection(self) -> Connection:
+        """The connection to the server that has it."""
+        return self._connection
+
     # Reads
 
     def get(self, key: bytes, at: Version | None = None) -> bytes | None:
@@ -162,6 +167,11 @@ class RemotePartitionMaps:
         self._nodes = nodes
         self._lock = Lock()
         self._map: PartitionMap[Partition] | None = None
+
+    @property
+    def known(self) -> PartitionMap[Partition] | None:
+        """The map, if a node was asked for it before."""
+        return self._map
 
     @property
     def map(self) -> PartitionMap[Partition]:

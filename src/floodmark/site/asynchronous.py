@@ -1,0 +1,318 @@
+"""Sites for asyncio: the same names as `Site` and `Namespace`, awaited.
+
+Point calls travel on the event loop (`wire/async_lines.py`).  A thread reads each scan and each stream of
+changes, ahead of its task by a limited number of rows.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from copy import copy
+from datetime import timedelta
+from functools import partial
+from threading import Semaphore, Thread
+from types import TracebackType
+from typing import Any, Generic, Literal, Self, TypeVar, cast, overload
+
+from floodmark.feed import Item
+from floodmark.model.change import Change, Resolved
+from floodmark.model.limits import ASYNC_THREADS_MAX, PAGE_ROWS_MAX
+from floodmark.model.record import Versioned
+from floodmark.model.version import Version
+from floodmark.routing.asynchronous import AsyncRouter
+from floodmark.site.arguments import At, Durability
+from floodmark.site.connecting import connect
+from floodmark.site.namespace import Namespace, Pairs
+from floodmark.site.policies import Fields
+from floodmark.site.site import Site
+
+Row = TypeVar("Row")
+Result = TypeVar("Result")
+
+
+async def connect_async(url: str, **options: Any) -> "AsyncSite":
+    """Connect to a site from asyncio, with the options of `connect`."""
+    return AsyncSite(await asyncio.to_thread(partial(connect, url, **options)))
+
+
+class AsyncSite:
+    """A site behind a server, for the tasks of one event loop.  Close it, or use it in `async with`."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._threads = ThreadPoolExecutor(ASYNC_THREADS_MAX, thread_name_prefix="floodmark-async")
+        self._router = AsyncRouter(site.host.router, self._run)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"AsyncSite({self.name!r})"
+
+    @property
+    def name(self) -> str:
+        """The site's name."""
+        return self._site.name
+
+    async def close(self) -> None:
+        """End all streams, and let go.  Closing twice is harmless."""
+        self._router.close()
+        await asyncio.to_thread(self._site.close)
+        self._threads.shutdown(wait=False)
+
+    async def namespace(self, name: str) -> "AsyncNamespace":
+        """The namespace of a name; NamespaceNotFound if there is none."""
+        return self._wrap(await self._run(partial(self._site.namespace, name)))
+
+    async def create_namespace(self, name: str, **settings: Any) -> "AsyncNamespace":
+        """Create a namespace, with the settings of `Site.create_namespace`."""
+        return self._wrap(await self._run(partial(self._site.create_namespace, name, **settings)))
+
+    @overload
+    def changes(
+        self, namespace: str | None = None, *, resolved_markers: Literal[False] = False, **options: Any
+    ) -> AsyncIterator[Change]: ...
+
+    @overload
+    def changes(
+        self, namespace: str | None = None, *, resolved_markers: bool, **options: Any
+    ) -> AsyncIterator[Item]: ...
+
+    def changes(
+        self, namespace: str | None = None, *, resolved_markers: bool = False, **options: Any
+    ) -> AsyncIterator[Any]:
+        """The changes of one namespace or of all, with the options of `Site.changes`."""
+
+        def read() -> Iterator[Item]:
+            # Markers come also when nothing is written, and let the thread see that its reader has gone.
+            return self._site.changes(namespace, resolved_markers=True, **options)
+
+        return AsyncRows(read, lambda item: resolved_markers or not isinstance(item, Resolved))
+
+    def _wrap(self, namespace: Namespace) -> "AsyncNamespace":
+        return AsyncNamespace(namespace, self._router, self._run)
+
+    def _run(self, function: Callable[[], Result]) -> Awaitable[Result]:
+        return asyncio.get_running_loop().run_in_executor(self._threads, function)
+
+
+class AsyncNamespace:
+    """A namespace of an `AsyncSite`.  Arguments and results are those of `Namespace`.
+
+    A task that is cancelled during a write does not know whether it happened.
+    """
+
+    def __init__(
+        self, namespace: Namespace, router: AsyncRouter, run: Callable[[Callable[[], Any]], Awaitable[Any]]
+    ) -> None:
+        self._namespace = namespace
+        # The same namespace, whose calls return awaitables.
+        self._calls: Any = copy(cast(Any, namespace))
+        self._calls._router = router
+        self._run = run
+
+    def __repr__(self) -> str:
+        return f"AsyncNamespace({self.name!r})"
+
+    @property
+    def name(self) -> str:
+        """The name under which the site knows it."""
+        return self._namespace.name
+
+    async def get(self, key: bytes, *, at: At | None = None) -> bytes | None:
+        """See `Namespace.get`."""
+        found: bytes | None = await self._calls.get(key, at=at)
+        return found
+
+    async def get_many(self, keys: Iterable[bytes], *, at: At | None = None) -> list[bytes | None]:
+        """See `Namespace.get_many`."""
+        found: list[bytes | None] = await self._calls.get_many(keys, at=at)
+        return found
+
+    async def record(self, key: bytes, *, at: At | None = None) -> Versioned | None:
+        """See `Namespace.record`."""
+        found: Versioned | None = await self._calls.record(key, at=at)
+        return found
+
+    def scan(
+        self,
+        start: bytes = b"",
+        end: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+        at: At | None = None,
+    ) -> AsyncIterator[tuple[bytes, bytes]]:
+        """See `Namespace.scan`."""
+        return AsyncRows(
+            partial(self._namespace.scan, start, end, prefix=prefix, limit=limit, reverse=reverse, at=at)
+        )
+
+    async def put(
+        self,
+        key: bytes,
+        value: Fields,
+        *,
+        ttl: timedelta | float | None = None,
+        durability: Durability | None = None,
+    ) -> Version:
+        """See `Namespace.put`."""
+        await self._know_time(ttl)
+        version: Version = await self._calls.put(key, value, ttl=ttl, durability=durability)
+        return version
+
+    async def put_many(
+        self, pairs: Pairs, *, ttl: timedelta | float | None = None, durability: Durability | None = None
+    ) -> Version:
+        """See `Namespace.put_many`."""
+        await self._know_time(ttl)
+        version: Version = await self._calls.put_many(pairs, ttl=ttl, durability=durability)
+        return version
+
+    async def delete(self, key: bytes, *, durability: Durability | None = None) -> Version:
+        """See `Namespace.delete`."""
+        version: Version = await self._calls.delete(key, durability=durability)
+        return version
+
+    async def compare_and_set(
+        self,
+        key: bytes,
+        expected: bytes | None,
+        value: Fields | None,
+        *,
+        ttl: timedelta | float | None = None,
+        durability: Durability | None = None,
+    ) -> bool:
+        """See `Namespace.compare_and_set`."""
+        await self._know_time(ttl)
+        found = self._calls.compare_and_set(key, expected, value, ttl=ttl, durability=durability)
+        # A comparison that no value can meet is answered without a call.
+        return found if isinstance(found, bool) else bool(await found)
+
+    async def update(
+        self,
+        key: bytes,
+        fields: Fields,
+        *,
+        ttl: timedelta | float | None = None,
+        durability: Durability | None = None,
+    ) -> Version:
+        """See `Namespace.update`."""
+        await self._know_time(ttl)
+        version: Version = await self._calls.update(key, fields, ttl=ttl, durability=durability)
+        return version
+
+    async def delete_field(self, key: bytes, *names: str, durability: Durability | None = None) -> Version:
+        """See `Namespace.delete_field`."""
+        version: Version = await self._calls.delete_field(key, *names, durability=durability)
+        return version
+
+    async def add(self, key: bytes, number: int = 1, *, durability: Durability | None = None) -> Version:
+        """See `Namespace.add`."""
+        version: Version = await self._calls.add(key, number, durability=durability)
+        return version
+
+    async def _know_time(self, ttl: timedelta | float | None) -> None:
+        """Ask for the site's time in a thread, if the write needs it: now and then that asks the server."""
+        if ttl is not None or self._namespace.settings.ttl is not None:
+            await self._run(self._namespace._host.physical_ms)
+
+
+class AsyncRows(Generic[Row]):
+    """Rows of a stream, which a thread begins to read when the first one is asked for."""
+
+    def __init__(
+        self, read: Callable[[], Iterator[Row]], keep: Callable[[Row], bool] = lambda _: True
+    ) -> None:
+        self._read = read
+        self._keep = keep
+        self._ahead: _ReadAhead | None = None
+        self._is_over = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Row:
+        if self._is_over:
+            raise StopAsyncIteration
+        if self._ahead is None:
+            self._ahead = _ReadAhead(self._read, self._keep)
+        row = await self._ahead.take()
+        if isinstance(row, _End):
+            self._is_over = True
+            raise StopAsyncIteration if row.error is None else row.error
+        return cast(Row, row)
+
+    async def aclose(self) -> None:
+        """Read no more.  The thread ends when it notices, within a second or so."""
+        self._stop()
+
+    def _stop(self) -> None:
+        self._is_over = True
+        if self._ahead is not None:
+            self._ahead.stop()
+
+    __del__ = _stop
+
+
+class _End:
+    """The end of a stream, and the error that ended it."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+
+class _ReadAhead:
+    """A thread that reads a stream, ahead of a task by a limited number of rows."""
+
+    def __init__(self, read: Callable[[], Iterator[Any]], keep: Callable[[Any], bool]) -> None:
+        self._rows: deque[Any] = deque()
+        self._room = Semaphore(PAGE_ROWS_MAX)
+        self._arrived = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._is_stopped = False
+        Thread(target=self._run, args=(read, keep), name="floodmark-async-rows", daemon=True).start()
+
+    async def take(self) -> object:
+        """The next row, or the end."""
+        while not self._rows:
+            self._arrived.clear()
+            if not self._rows:
+                await self._arrived.wait()
+        self._room.release()
+        return self._rows.popleft()
+
+    def stop(self) -> None:
+        """Let the thread end at its next row."""
+        self._is_stopped = True
+        self._room.release()
+
+    def _run(self, read: Callable[[], Iterator[Any]], keep: Callable[[Any], bool]) -> None:
+        error: BaseException | None = None
+        try:
+            rows: Any = read()
+            with closing(rows):
+                for row in rows:
+                    if keep(row):
+                        self._room.acquire()
+                        self._hand_over(row)
+                    if self._is_stopped:
+                        break
+        except BaseException as raised:
+            # The task that reads the rows gets it.
+            error = raised
+        self._hand_over(_End(error))
+
+    def _hand_over(self, row: object) -> None:
+        self._rows.append(row)
+        # A loop that is closed has no task that waits.
+        if not self._arrived.is_set() and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._arrived.set)

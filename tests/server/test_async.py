@@ -1,0 +1,170 @@
+"""A site from asyncio does what a blocking client does, on the same server."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.server.certificates import Certificates
+from tests.server.support import serving, token_of, write_roles
+from tests.waiting import HANG_SECONDS
+
+import floodmark
+from floodmark import AsyncSite
+from floodmark.model.access import Role
+from floodmark.model.errors import InvalidKey, NamespaceNotFound, NotAllowed, OutcomeUnknown, Unreachable
+from floodmark.server import Server, ServerOptions
+
+
+def run(server: Server, work: Callable[[AsyncSite], Awaitable[None]], **options: Any) -> None:
+    """Do something with a client of a server."""
+
+    async def visit() -> None:
+        async with (
+            asyncio.timeout(HANG_SECONDS),
+            await floodmark.connect_async(server.url, **options) as site,
+        ):
+            await work(site)
+
+    asyncio.run(visit())
+
+
+def answered(server: Server, name: str) -> float:
+    """How many calls of a name were answered over RESP."""
+    assert server._door is not None
+    return sum(server._door.tallies[name].outcomes.values())
+
+
+async def use_everything(site: AsyncSite) -> None:
+    users = await site.create_namespace("users")
+    counts = await site.create_namespace("counts", merge="counter")
+    records = await site.create_namespace("records", merge="fields")
+    first = await users.put(b"ada", b"1")
+    await users.put(b"ada", b"2", ttl=timedelta(hours=1))
+    assert await users.get(b"ada") == b"2"
+    assert await users.get(b"ada", at=first) == b"1"
+    record = await users.record(b"ada")
+    assert record is not None
+    assert record.expires_at is not None
+    await users.put_many({b"bob": b"3", b"cyd": b"4"})
+    assert await users.get_many([b"cyd", b"ada", b"none", b"cyd"]) == [b"4", b"2", None, b"4"]
+    assert await users.compare_and_set(b"bob", b"3", b"5")
+    assert not await users.compare_and_set(b"bob", b"3", b"6")
+    assert not await users.compare_and_set(b"bob", bytes(20_000_000), b"6")
+    await users.delete(b"cyd")
+    await asyncio.gather(*(counts.add(b"home") for _ in range(100)))
+    assert await counts.get(b"home") == b"100"
+    await records.put(b"ada", {"city": "London", "born": 1815})
+    await records.update(b"ada", {"title": "countess"})
+    await records.delete_field(b"ada", "city")
+    assert await records.get(b"ada") == b'{"born":1815,"title":"countess"}'
+    assert [pair async for pair in users.scan()] == [(b"ada", b"2"), (b"bob", b"5")]
+    assert [pair async for pair in users.scan(reverse=True, limit=1)] == [(b"bob", b"5")]
+    keys = [change.key async for change in site.changes("users")]
+    assert keys == [b"ada", b"ada", b"bob", b"cyd", b"bob", b"cyd"]
+    with pytest.raises(InvalidKey):
+        await users.get(b"")
+    with pytest.raises(NamespaceNotFound):
+        await site.namespace("nothing")
+
+
+def test_calls_go_over_resp(server: Server) -> None:
+    run(server, use_everything)
+    assert answered(server, "merge") == 103
+    assert answered(server, "compare_and_set") == 2
+
+
+def test_a_server_without_resp_is_called_all_the_same() -> None:
+    with serving(ServerOptions(resp_listen=None)) as (_, server):
+        run(server, use_everything)
+
+
+def test_tokens_and_certificates_are_shown(certificates: Certificates, tmp_path: Path) -> None:
+    options = ServerOptions(
+        tls_certificate=certificates.server.certificate_path,
+        tls_key=certificates.server.key_path,
+        access=write_roles(tmp_path / "access.toml"),
+    )
+
+    async def read(site: AsyncSite) -> None:
+        users = await site.namespace("users")
+        for _ in range(2):
+            assert await users.get(b"ada") == b"1"
+        with pytest.raises(NotAllowed):
+            await users.put(b"ada", b"2")
+
+    with serving(options) as (site, server):
+        site.create_namespace("users").put(b"ada", b"1")
+        run(server, read, token=token_of(Role.READ), tls_root=certificates.root_path)
+        assert answered(server, "get") == 2
+
+
+def test_calls_follow_a_partition_that_was_split(server: Server) -> None:
+    async def write(site: AsyncSite) -> None:
+        users = await site.create_namespace("users")
+        await users.put(b"a", b"1")
+        await asyncio.to_thread(site._site.split, "users", b"m")
+        await users.put(b"z", b"2")
+        await users.put_many({b"b": b"3", b"y": b"4"})
+        assert await users.get_many([b"a", b"z", b"b", b"y"]) == [b"1", b"2", b"3", b"4"]
+
+    run(server, write)
+
+
+def test_a_follower_gets_changes_as_they_come_and_can_leave(server: Server) -> None:
+    async def follow(site: AsyncSite) -> None:
+        users = await site.create_namespace("users")
+        changes: Any = site.changes("users", follow=True)
+        for number in range(5):
+            await users.put(b"%d" % number, b"x")
+            assert (await anext(changes)).key == b"%d" % number
+        await changes.aclose()
+        with pytest.raises(StopAsyncIteration):
+            await anext(changes)
+
+    run(server, follow)
+
+
+def test_a_lost_line_leaves_a_write_unknown_and_repeats_a_read(server: Server) -> None:
+    async def lose(site: AsyncSite) -> None:
+        users = await site.create_namespace("users")
+        for _ in range(2):
+            await users.put(b"ada", b"1")
+        (lines,) = site._router._lines.values()
+
+        async def cut(call: Awaitable[Any]) -> Any:
+            task = asyncio.ensure_future(call)
+            while not task.done() and not lines._open - set(lines._resting):
+                await asyncio.sleep(0)
+            for line in list(lines._open):
+                line.transport.abort()
+            return await task
+
+        with pytest.raises(OutcomeUnknown):
+            await cut(users.put(b"ada", b"2"))
+        await users.put(b"ada", b"3")
+        assert await cut(users.get(b"ada")) == b"3"
+
+    run(server, lose)
+
+
+def test_a_cancelled_call_does_not_disturb_the_next(server: Server) -> None:
+    async def cancel(site: AsyncSite) -> None:
+        users = await site.create_namespace("users")
+        await users.put_many({b"%d" % number: b"%d" % number for number in range(50)})
+        for number in range(50):
+            task = asyncio.ensure_future(users.get(b"%d" % number))
+            await asyncio.sleep(0)
+            task.cancel()
+            assert await users.get(b"%d" % (49 - number)) == b"%d" % (49 - number)
+
+    run(server, cancel)
+
+
+def test_a_server_that_is_not_there_is_told() -> None:
+    with serving() as (_, server):
+        url = server.url
+    with pytest.raises(Unreachable):
+        asyncio.run(floodmark.connect_async(url))
