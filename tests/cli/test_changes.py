@@ -37,6 +37,7 @@ def test_changes_as_json_have_the_fields_of_a_change(directory: Path) -> None:
         "origin_site_id": 88,
         "expires_at": None,
         "snapshot": False,
+        "batch": None,
         "position": f"{version}/users/ada",
     }
 
