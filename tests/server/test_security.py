@@ -74,7 +74,7 @@ def is_admitted(server: Server, **options: Any) -> bool:
 # Tokens
 
 
-def test_a_right_token_lets_in_and_no_other_does(tmp_path: Path) -> None:
+def test_a_right_token_lets_in_and_no_other_does(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     access = write_roles(tmp_path / "access.toml")
     with serving(ServerOptions(access=access)) as (_, server):
         assert is_admitted(server, token=ADMIN)
@@ -82,6 +82,9 @@ def test_a_right_token_lets_in_and_no_other_does(tmp_path: Path) -> None:
             with pytest.raises(NotAuthenticated) as refused:
                 connect(server.url, token=token)
             assert token is None or token not in str(refused.value)
+            assert "refused a caller from " in caplog.text
+            assert token is None or token not in caplog.text
+            caplog.clear()
 
 
 @pytest.mark.parametrize(

@@ -238,6 +238,8 @@ class Reception:
                     yield visit
         except FloodmarkError as error:
             failure = error
+            if isinstance(error, NotAuthenticated):
+                _log.warning("refused a caller from %s at %s: %s", context.peer(), action, error)
             raise to_flight_error(error) from None
         except GeneratorExit:
             # The client has gone, or has read as much as it wanted.
