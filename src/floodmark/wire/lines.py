@@ -16,7 +16,7 @@ from collections.abc import Callable
 from ssl import SSLContext
 from threading import Lock
 from typing import Final
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 from floodmark.clock import monotonic_seconds
 from floodmark.clock.backoff import NO_BUDGET_MS, Backoff
@@ -44,6 +44,8 @@ class Line:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
+        # Python warns of sockets that it has to close itself, as those of a client that was not closed.
+        finalize(self, connection.close)
         self._send, self._receive = connection.sendall, connection.recv
         self._timeout_seconds: float | None = None
         reader = ReplyReader()
@@ -104,8 +106,6 @@ class Line:
     def close(self) -> None:
         """Let go of the connection."""
         self._socket.close()
-
-    __del__ = close
 
 
 class Lines:
