@@ -285,7 +285,11 @@ class NodeHost(Host):
         while True:
             try:
                 if method.action.anywhere or self._host.keeps:
-                    return self._answer(port, method, *args, **kwargs)
+                    answer = _answer(self._host, port, method, *args, **kwargs)
+                    if method.action.repeatable and not method.action.anywhere:
+                        # What this node knows may be old if another has taken the keeper's lease.
+                        self.shared.membership.require()
+                    return answer
                 keeper = self._keeper
                 if keeper is None or keeper.node == self.shared.number:
                     raise self._not_keeper()
@@ -293,16 +297,6 @@ class NodeHost(Host):
             except (NotKeeper, Unreachable) as error:
                 _pause(self._stopping, backoff, error)
                 self._keeper = load_keeper(self._engine)
-
-    def _answer(self, port: str, method: Method[Any], *args: object, **kwargs: object) -> Any:
-        action = method.action
-        if port == "namespaces":
-            self._host.node.storage.entrance.catch_up()
-        answer = getattr(getattr(self._host, port), method.call)(*args, **kwargs)
-        if action.repeatable and not action.anywhere:
-            # What this node knows may be old if another has taken the keeper's lease.
-            self.shared.membership.require()
-        return answer
 
     # The host
 
@@ -404,6 +398,12 @@ def rebalance(host: NodeHost) -> None:
     administration = host.current.node_port
     if host.current.keeps and isinstance(administration, NodeAdministration):
         administration.rebalance_if_quiet()
+
+
+def _answer(host: EmbeddedHost, port: str, method: Method[Any], *args: object, **kwargs: object) -> Any:
+    if port == "namespaces":
+        host.node.storage.entrance.catch_up()
+    return getattr(getattr(host, port), method.call)(*args, **kwargs)
 
 
 def _pause(stopping: Event, backoff: Backoff, error: FloodmarkError) -> None:
