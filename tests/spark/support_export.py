@@ -30,6 +30,7 @@ def history_of(site: Site, namespace: str, until: Version) -> list[Row]:
             change.partition,
             None if change.expires_at is None else moment_of(change.expires_at * 1000 << COUNTER_BITS),
             change.snapshot,
+            change.batch,
         )
         for change in sorted(
             site.changes(namespace, until=until), key=lambda change: (change.key, change.version)
