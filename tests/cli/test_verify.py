@@ -234,11 +234,14 @@ def test_directory_that_cannot_be_opened_is_a_doubt_like_a_server_that_does_not_
     options: list[str], directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verifying, "spark_job", None)
-    told = run("verify", directory, tmp_path / "nowhere", "--json", *options)
-    assert (told.code, told.json["outcome"]) == (2, "unknown"), told.errors
-    (doubt,) = told.json["doubts"]
-    assert f"{tmp_path / 'nowhere'} cannot be opened: " in doubt
-    with floodmark.open(directory):
+    assert run("verify", directory, tmp_path / "nowhere", "--json", *options).code == 66
+    with floodmark.open(directory), floodmark.open(tmp_path / "rome", site="rome"):
+        told = run("verify", directory, tmp_path / "rome", "--json", *options)
+        assert (told.code, told.json["outcome"]) == (2, "unknown"), told.errors
+        assert [doubt.partition(" cannot be opened: ")[0] for doubt in told.json["doubts"]] == [
+            str(directory),
+            str(tmp_path / "rome"),
+        ]
         text = run("verify", directory, "grpc://127.0.0.1:1", *options).text
     assert f"unsure {directory} cannot be opened: " in text
     assert text.endswith("unknown: not all sites could be compared\n")

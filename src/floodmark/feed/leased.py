@@ -152,7 +152,7 @@ class ReaderKind:
 Row = TypeVar("Row", bound=LeasedRow)
 
 
-class ResolvedVersion(Protocol):
+class ResolveSite(Protocol):
     """Tells the resolved version of a site, at or above `wanted` if any node has announced that."""
 
     def __call__(self, wanted: Version = 0, /) -> Version: ...
@@ -206,7 +206,7 @@ class LeasedReaders(Generic[Row, State]):
         safe_points: SafePoints,
         *,
         resolve_namespace: Callable[[str], tuple[int, Version]],
-        resolved_version: ResolvedVersion,
+        resolved_version: ResolveSite,
         load: Callable[[Engine], Iterable[State]],
     ) -> None:
         self.kind = kind

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from floodmark.accounting.account import Doubt
 from floodmark.accounting.checks import Checks, report_findings
 from floodmark.codec.ordered import qualify_range
-from floodmark.feed.leased import HOLD_EVERY_MS, LeasedReaders, ReaderKind, ResolvedVersion, RowState
+from floodmark.feed.leased import HOLD_EVERY_MS, LeasedReaders, ReaderKind, ResolveSite, RowState
 from floodmark.feed.named.feeds import (
     Feed,
     FeedError,
@@ -139,7 +139,7 @@ class LocalFeedStore:
         *,
         resolve_namespace: Callable[[str], tuple[int, Version]],
         partition_ranges: Callable[[], Sequence[KeyRange]],
-        resolved_version: ResolvedVersion,
+        resolved_version: ResolveSite,
     ) -> None:
         self._time_source = safe_points.time_source
         self._partition_ranges = partition_ranges

@@ -17,7 +17,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from floodmark.feed.leased import Lease, LeasedReaders, ResolvedVersion
+from floodmark.feed.leased import Lease, LeasedReaders, ResolveSite
 from floodmark.feed.safepoints import LIFETIME, SafePoints
 from floodmark.feed.subscription.acknowledgement import Acknowledgement, ChangePosition, Deliveries, Progress
 from floodmark.feed.subscription.pending import (
@@ -79,7 +79,7 @@ class LocalSubscriptionStore:
         *,
         take: Callable[[RoundStep], object],
         resolve_namespace: Callable[[str], tuple[int, Version]],
-        resolved_version: ResolvedVersion,
+        resolved_version: ResolveSite,
         open_changes: OpenChanges,
         open_log: OpenPendingLog,
     ) -> None:
