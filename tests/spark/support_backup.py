@@ -59,7 +59,7 @@ def contents(site: Site, namespace: str, at: Version | None = None) -> dict[byte
             *map(_to_list, stored),
             strict=True,
         )
-        for key, commit, value, deleted, expires_at, origin_site, origin_version in columns:
+        for key, commit, value, deleted, expires_at, origin_site, origin_version, _ in columns:
             own = site.id, commit
             origin = own if origin_site is None else (origin_site, origin_version)
             found[key] = Kept(value, deleted, expires_at, origin)

@@ -109,7 +109,7 @@ def test_the_summary_can_be_read(oslo: Path, tmp_path: Path) -> None:
         (("backup", "SITE", "nobody", "BACKUP"), 1, "no namespace 'nobody'"),
         (("backup", "SITE"), 64, "a namespace"),
         (("backup", "SITE", "users", "BACKUP", "--conf", "oops"), 64, "--conf"),
-        (("backup", "MISSING", "users", "BACKUP"), 69, "there is no site"),
+        (("backup", "MISSING", "users", "BACKUP"), 66, "there is no site"),
         (("backup", "--check", "MISSING"), 64, "no backup"),
         (("restore", "MISSING", "SITE", "users-2"), 64, "no complete full backup"),
         (("export", "SITE", "users", "TABLE", "--view", "sideways"), 64, "--view is history or current"),
