@@ -322,7 +322,11 @@ def test_tls_with_a_token(certificates: Certificates, tmp_path: Path) -> None:
     }
     with serving_resp(access=access, **options) as (_, server):
         assert server.resp_address is not None
-        common: dict[str, Any] = {"host": "localhost", "port": server.resp_address.port, "ssl": True}
+        common: dict[str, Any] = {
+            "host": "localhost", "port": server.resp_address.port, "ssl": True,
+            # By itself, the client pauses for seconds before it gives up.
+            "retry": Retry(NoBackoff(), 0),
+        }  # fmt: skip
         with (
             redis.Redis(
                 **common, ssl_ca_certs=str(certificates.root_path), password=token_of(Role.WRITE, "users")
