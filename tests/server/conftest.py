@@ -12,8 +12,9 @@ from floodmark.site import Namespace, Site
 
 
 @pytest.fixture
-def served() -> Iterator[tuple[Site, Server]]:
-    with serving() as pair:
+def served(request: pytest.FixtureRequest) -> Iterator[tuple[Site, Server]]:
+    """A site and its server, whose options a test may give as the parameter."""
+    with serving(getattr(request, "param", None)) as pair:
         yield pair
 
 

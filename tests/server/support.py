@@ -19,6 +19,8 @@ from floodmark.engine import MemoryEngine
 from floodmark.model.access import Role
 from floodmark.partition import FAMILIES
 from floodmark.server import Server, ServerOptions, hash_token, serve
+from floodmark.server.access import Caller
+from floodmark.server.resp.calls import Call
 from floodmark.server.stalled import cut_connections
 from floodmark.site import Namespace, Site, open_engine
 from floodmark.site.connecting import connect
@@ -97,6 +99,34 @@ def stored(value: bytes) -> bytes:
     return encode_value(value)
 
 
+def intercept(server: Server, action: str, answer: Callable[[Callable[[], bytes]], bytes]) -> bool:
+    """Let `answer` answer the calls of an action, with a function that does what the server would.
+
+    Returns whether these are the calls over RESP: they are if the server takes the action there.
+    """
+    service: Any = server.service
+    handler = service.handlers[action]
+
+    class Intercepting:
+        method = handler.method
+
+        def __call__(self, caller: Caller, body: bytes) -> bytes:
+            return answer(partial(handler, caller, body))
+
+    class Intercepted(Call):
+        def begin(self, *_: object, **__: object) -> None:
+            """Leave it to a worker thread: the event loop must not wait."""
+
+    calls: Any = {} if server._door is None else server._door.calls
+    intercepting: Any = Intercepting()
+    is_over_resp = action.encode() in calls
+    if is_over_resp:
+        calls[action.encode()] = Intercepted(intercepting)
+    else:
+        service.handlers[action] = intercepting
+    return is_over_resp
+
+
 def in_threads(work: Callable[[int], Result], threads: int) -> list[Result]:
     """Run the same work in many threads at once; what each returns.  The first error is raised."""
     with ThreadPoolExecutor(threads) as pool:
@@ -166,6 +196,12 @@ def cut_everything(server: Server) -> int:
     with watchdog._lock:
         peers = {activity.peer for activity in watchdog._activities}
     return cut_connections(peers)
+
+
+def cut_lines(server: Server) -> int:
+    """Cut all connections over RESP, as a network would; how many."""
+    assert server._door is not None
+    return cut_connections({f"ipv4:{session.address}" for session in server._door.sessions()})
 
 
 def cut_streams(server: Server) -> int:

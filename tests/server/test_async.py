@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 from tests.server.certificates import Certificates
-from tests.server.support import serving, token_of, write_roles
+from tests.server.support import intercept, serving, token_of, write_roles
 from tests.waiting import HANG_SECONDS
 
 import floodmark
@@ -148,6 +149,27 @@ def test_a_lost_line_leaves_a_write_unknown_and_repeats_a_read(server: Server) -
         assert await cut(users.get(b"ada")) == b"3"
 
     run(server, lose)
+
+
+def test_a_write_without_an_answer_in_time_is_of_unknown_outcome(server: Server) -> None:
+    let_go = Event()
+
+    def answer_late(handle: Callable[[], bytes]) -> bytes:
+        assert let_go.wait(HANG_SECONDS)
+        return handle()
+
+    async def wait(site: AsyncSite) -> None:
+        users = await site.create_namespace("users")
+        for _ in range(2):
+            await users.put(b"ada", b"1")
+        assert intercept(server, "put", answer_late)
+        (lines,) = site._router._lines.values()
+        lines._connection.timeout_seconds = 0.3
+        with pytest.raises(OutcomeUnknown, match=r"no answer within 0\.3 s"):
+            await users.put(b"ada", b"2")
+        let_go.set()
+
+    run(server, wait)
 
 
 def test_a_cancelled_call_does_not_disturb_the_next(server: Server) -> None:

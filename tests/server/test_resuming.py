@@ -1,13 +1,21 @@
 """Streams that lose their connection go on where they were; reads are repeated, writes never."""
 
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from threading import Event
 from typing import Any, TypeVar
 
 import pytest
-from tests.server.support import connected, cut_everything, cut_streams, restartable, serving
+from tests.server.support import (
+    connected,
+    connection_of,
+    cut_everything,
+    cut_lines,
+    cut_streams,
+    intercept,
+    restartable,
+    serving,
+)
 from tests.waiting import HANG_SECONDS, wait_until
 
 from floodmark.host.remote import ReaderHolds
@@ -25,8 +33,6 @@ from floodmark.server import Server, ServerOptions
 from floodmark.site import Namespace, Site
 from floodmark.site.beginning import find_scope
 from floodmark.site.connecting import connect
-from floodmark.wire import Connection
-from floodmark.wire.messages import HELLO, PUT
 
 # Enough that a stream is never done before it is cut.
 ROWS = 12_000
@@ -175,27 +181,28 @@ def test_a_changes_stream_moves_its_hold_along(monkeypatch: pytest.MonkeyPatch, 
 # Calls
 
 
+over_both_ways = pytest.mark.parametrize(
+    "served", [ServerOptions(), ServerOptions(resp_listen=None)], ids=["lines", "flight"], indirect=True
+)
+
+
 class Flaky:
     """A server that fails some calls, by cutting their connection before they are answered."""
 
     def __init__(self, server: Server, action: str, times: int) -> None:
-        service: Any = server.service
-        handler = service.handlers[action]
         self.calls = 0
 
-        class Cutting:
-            method = handler.method
+        def answer_and_cut(handle: Callable[[], bytes]) -> bytes:
+            self.calls += 1
+            answer = handle()
+            if self.calls <= times:
+                assert cut(server) > 0
+            return answer
 
-            def __call__(cutting, caller: Any, body: Any) -> bytes:
-                self.calls += 1
-                answer: bytes = handler(caller, body)
-                if self.calls <= times:
-                    assert cut_everything(server) > 0
-                return answer
-
-        service.handlers[action] = Cutting()
+        cut = cut_lines if intercept(server, action, answer_and_cut) else cut_everything
 
 
+@over_both_ways
 def test_a_read_is_repeated_when_its_answer_is_lost(server: Server, users: Namespace) -> None:
     users.put(b"ada", b"1")
     flaky = Flaky(server, "get", times=2)
@@ -203,6 +210,7 @@ def test_a_read_is_repeated_when_its_answer_is_lost(server: Server, users: Names
     assert flaky.calls == 3
 
 
+@over_both_ways
 def test_a_read_is_not_repeated_for_ever(server: Server, users: Namespace) -> None:
     flaky = Flaky(server, "get", times=100)
     with pytest.raises(Unreachable):
@@ -210,6 +218,7 @@ def test_a_read_is_not_repeated_for_ever(server: Server, users: Namespace) -> No
     assert 2 <= flaky.calls <= 10
 
 
+@over_both_ways
 def test_a_write_whose_answer_is_lost_is_unknown_and_not_repeated(server: Server, users: Namespace) -> None:
     flaky = Flaky(server, "put", times=1)
     with pytest.raises(OutcomeUnknown):
@@ -232,25 +241,20 @@ def test_a_call_that_may_be_repeated_is(server: Server, remote: Site) -> None:
     assert flaky.calls == 2
 
 
-def test_a_call_has_a_deadline(server: Server) -> None:
-    service: Any = server.service
+@over_both_ways
+def test_a_call_has_a_deadline(server: Server, remote: Site, users: Namespace) -> None:
+    users.put(b"ada", b"1")
     let_go = Event()
-    handler = service.handlers["put"]
 
-    class Slow:
-        method = handler.method
+    def answer_late(handle: Callable[[], bytes]) -> bytes:
+        assert let_go.wait(HANG_SECONDS)
+        return handle()
 
-        def __call__(self, caller: Any, body: Any) -> bytes:
-            assert let_go.wait(HANG_SECONDS)
-            answer: bytes = handler(caller, body)
-            return answer
-
-    service.handlers["put"] = Slow()
-    with closing(Connection(server.url, timeout_seconds=0.3)) as connection:
-        connection.call(HELLO)
-        with pytest.raises(OutcomeUnknown, match="no answer within"):
-            connection.call(PUT, 1, [b"\x00\x00\x01k"], [b"\x00"], True)
-        let_go.set()
+    intercept(server, "put", answer_late)
+    connection_of(remote).timeout_seconds = 0.3
+    with pytest.raises(OutcomeUnknown, match=r"no answer within 0\.3 s"):
+        users.put(b"ada", b"2")
+    let_go.set()
 
 
 def test_a_closed_connection_ends_its_streams(remote: Site, users: Namespace, server: Server) -> None:

@@ -84,8 +84,9 @@ class AsyncLines:
         request = encode_call(method.head, method.encode_request(method.request(*args)))
         async with self._places:
             line = await self._take()
+            patience = self._connection.timeout_seconds
             try:
-                answer = take_answer(await line.exchange(request, self._connection.timeout_seconds))
+                answer = take_answer(await line.exchange(request, patience))
             except _UNDONE as error:
                 self._discard(line)
                 raise Elsewhere from error
@@ -95,7 +96,7 @@ class AsyncLines:
             except LINE_ERRORS as error:
                 self._discard(line)
                 if method.writes:
-                    raise self._connection.translate(error, writes=True) from None
+                    raise self._connection.translate(error, writes=True, patience=patience) from None
                 raise Elsewhere from error
             except BaseException:
                 # A task was cancelled, and the answer will still come.

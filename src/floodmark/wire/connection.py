@@ -151,12 +151,12 @@ class Connection:
         return self._call(flight.Action(method.name, body), patience, writes=method.writes)
 
     def _take_line(self, patience: float) -> Line | None:
+        if not self.is_alone:
+            patience = min(patience, ATTEMPT_SECONDS)
         try:
-            return self._lines.take(
-                self._token.text, patience if self.is_alone else min(patience, ATTEMPT_SECONDS)
-            )
+            return self._lines.take(self._token.text, patience)
         except TimeoutError as error:
-            raise self.translate(error, writes=False) from None
+            raise self.translate(error, writes=False, patience=patience) from None
 
     def _ask_over(self, line: Line, method: Method[Any], body: bytes, patience: float) -> bytes:
         lines = self._lines
@@ -174,7 +174,7 @@ class Connection:
             lines.discard(line)
             lines.close_resting()
             self.require_open()
-            raise self.translate(error, writes=method.writes) from None
+            raise self.translate(error, writes=method.writes, patience=patience) from None
         except BaseException:
             lines.discard(line)
             raise
@@ -182,7 +182,7 @@ class Connection:
         return answer
 
     def _call(self, action: Any, patience: float, *, writes: bool) -> bytes:
-        with self.translated(writes=writes):
+        with self.translated(writes=writes, patience=patience):
             for result in self._calls.do_action(action, self._options(self._token.text, patience)):
                 return result.body.to_pybytes()  # type: ignore[no-any-return]
         raise WireMismatch(f"{self.url} gave no answer to {action.type!r}")
@@ -234,16 +234,18 @@ class Connection:
     # Failure
 
     @contextmanager
-    def translated(self, *, writes: bool) -> Iterator[None]:
+    def translated(self, *, writes: bool, patience: float | None = None) -> Iterator[None]:
         """Raise what goes wrong on the way as an error of ours."""
         try:
             yield
         except TRANSPORT_ERRORS as error:
-            raise self.translate(error, writes=writes) from None
+            raise self.translate(error, writes=writes, patience=patience) from None
 
-    def translate(self, error: BaseException, *, writes: bool) -> FloodmarkError:
+    def translate(
+        self, error: BaseException, *, writes: bool, patience: float | None = None
+    ) -> FloodmarkError:
         """What a failed call means for its caller."""
-        return translate(error, writes=writes, server=self.url)
+        return translate(error, writes=writes, server=self.url, patience=patience)
 
     def pause(self, seconds: float | None, error: FloodmarkError) -> None:
         """Wait before another attempt; raise the error if there is to be none."""

@@ -28,6 +28,7 @@ MESSAGE_CHARACTERS_MAX: Final = 10_000
 # What Arrow Flight raises.  An error of the gRPC library is one of these, whatever its cause.
 TRANSPORT_ERRORS: Final = (flight.FlightError, pyarrow.ArrowException, OSError)
 
+_TIMED_OUT: Final = (flight.FlightTimedOutError, TimeoutError)
 # How gRPC says that a call was never sent.
 _UNSENT: Final = ("failed to connect to all addresses", "errors resolving ", "DNS resolution failed")
 _CERTIFICATE: Final = ("ssl", "tls", "certificate", "handshake")
@@ -94,12 +95,19 @@ def to_flight_error(error: FloodmarkError) -> flight.FlightServerError:
     return flight.FlightServerError(str(error)[:200], extra_info=encode_error(error))
 
 
-def translate(error: BaseException, *, writes: bool, server: str) -> FloodmarkError:
-    """What a failed call means for its caller.  `writes` says whether the call changes something."""
+def translate(
+    error: BaseException, *, writes: bool, server: str, patience: float | None = None
+) -> FloodmarkError:
+    """What a failed call means for its caller.
+
+    `writes` says whether the call changes something, `patience` how many seconds it had.
+    """
     own = decode_error(getattr(error, "extra_info", b"") or b"")
     if own is not None:
         return own
     said = _first_line(error)
+    if patience is not None and isinstance(error, _TIMED_OUT):
+        said = f"no answer within {patience:g} s"
     match error:
         case flight.FlightUnauthenticatedError():
             return NotAuthenticated(f"{server} does not know this caller: {said}")
@@ -125,7 +133,7 @@ def _lost(error: BaseException, said: str, *, writes: bool, server: str) -> Floo
             f"no answer from {server} to a write ({said}); it may or may not have happened: "
             "read before you repeat it"
         )
-    timed_out = isinstance(error, flight.FlightTimedOutError | TimeoutError)
+    timed_out = isinstance(error, _TIMED_OUT)
     hint = "check that the server runs and that the address is right"
     if any(word in said.lower() for word in _CERTIFICATE):
         hint = (

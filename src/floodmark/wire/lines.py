@@ -73,7 +73,7 @@ class Line:
         while reply is INCOMPLETE:
             left = ends - monotonic_seconds()
             if left <= 0:
-                raise TimeoutError(f"no answer within {timeout_seconds:g} s")
+                raise TimeoutError("timed out")
             self._socket.settimeout(left)
             self._timeout_seconds = left
             reply = self._read_some()
