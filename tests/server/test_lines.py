@@ -186,6 +186,25 @@ def test_a_port_that_is_blocked_or_of_another_program_is_told_and_left(
     assert [record.message.startswith(f"127.0.0.1:{port} ") for record in caplog.records] == [True]
 
 
+def test_a_server_that_is_down_is_not_told_to_open_its_port(caplog: pytest.LogCaptureFixture) -> None:
+    def finds_ada() -> bool:
+        try:
+            return users.get(b"ada") == b"1"
+        except Unreachable:
+            return False
+
+    with restartable() as (start, stop), connect(start()) as client:
+        users = client.create_namespace("users")
+        users.put(b"ada", b"1")
+        stop()
+        with caplog.at_level(logging.WARNING, "floodmark.wire"):
+            assert not finds_ada()
+            assert lines_of(client)._shut_until > 0, "no line was tried: this proves nothing"
+            start()
+            wait_until(finds_ada, "the server does not come back")
+    assert not [record for record in caplog.records if record.name == "floodmark.wire"]
+
+
 def test_resp_is_used_again_when_the_port_is_open_again(server: Server) -> None:
     assert server.resp_address is not None
     server.service.data.resp_port = 1

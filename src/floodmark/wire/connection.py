@@ -182,7 +182,7 @@ class Connection:
         return answer
 
     def _call(self, action: Any, patience: float, *, writes: bool) -> bytes:
-        with self.translated(writes=writes, patience=patience):
+        with self.translated(writes=writes, patience=patience), self._lines.judged():
             for result in self._calls.do_action(action, self._options(self._token.text, patience)):
                 return result.body.to_pybytes()  # type: ignore[no-any-return]
         raise WireMismatch(f"{self.url} gave no answer to {action.type!r}")

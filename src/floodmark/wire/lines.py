@@ -12,7 +12,8 @@ import logging
 import os
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from ssl import SSLContext
 from threading import Lock
 from typing import Final
@@ -135,6 +136,8 @@ class Lines:
         self._hello: Hello | None = None
         self._backoff = Backoff(PAUSE_MS, longest_ms=PAUSE_MS_MAX, budget_ms=NO_BUDGET_MS)
         self._shut_until = 0.0
+        # The warning of a port that refused a line, until a call over Flight shows whether the server runs.
+        self._warning: str | None = None
         _forked.add(self)
 
     def learn(self, hello: Hello) -> None:
@@ -251,14 +254,20 @@ class Lines:
         pause_ms = self._backoff.next_ms() or PAUSE_MS_MAX
         self._shut_until = self._seconds() + pause_ms / 1_000
         self._hello = None
-        _log.warning(
-            "%s:%d does not take point calls over RESP (%s); they go over Flight, more slowly, and RESP is "
-            "tried again in %d s. Open the port, or serve with --no-resp",
-            self._host,
-            hello.resp_port,
-            error,
-            pause_ms // 1_000,
+        self._warning = (
+            f"{self._host}:{hello.resp_port} does not take point calls over RESP ({error}); they go over "
+            f"Flight, more slowly, and RESP is tried again in {pause_ms // 1_000} s. Open the port, or serve "
+            "with --no-resp"
         )
+
+    @contextmanager
+    def judged(self) -> Iterator[None]:
+        """Warn if a call over Flight, the block, is answered after the port has refused a line."""
+        with self._lock:
+            warning, self._warning = self._warning, None
+        yield
+        if warning is not None:
+            _log.warning(warning)
 
 
 _forked: Final[WeakSet[Lines]] = WeakSet()
