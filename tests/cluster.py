@@ -80,6 +80,9 @@ class ClusterNodes:
         rows = load_partitions(self._sites.cluster.engine)
         owners = [self._sites.cluster.nodes[row.node - 1] for row in rows]
         served = [serving(owner, row.start) for owner, row in zip(owners, rows, strict=True)]
+        for owner, partition in zip(owners, served, strict=True):
+            # Only those of one node commit together, though all are of this process.
+            partition.place = f"node {owner.number}"
         return PartitionMap([row.start for row in rows], served)
 
     def refresh(self) -> None:

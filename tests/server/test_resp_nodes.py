@@ -194,6 +194,22 @@ def test_rights_of_the_caller_hold_at_the_owner(cluster: NodeCluster) -> None:
         cluster.host(1).peer(3).run_commands(commands)
 
 
+def test_owner_finds_a_new_namespace_before_its_round() -> None:
+    """In the round it would wait for the turn that it holds."""
+    with node_cluster() as cluster:
+        cluster.spread()
+        more = cluster.sites[1].create_namespace("more")
+        assert cluster.owner_of("more", b"ada") == 3
+        assert cluster.host(3).current.catalog.name_of(more.id) is None
+        commands = PeerCommands(
+            requests=[[b"SET", b"more:ada", b"1"]], watched=None, on=[more.encoding.qualify(b"ada")],
+            space=None, by_prefix=True, caller="writer", role=Role.WRITE, namespaces=None, durable=True,
+            protocol=2,
+        )  # fmt: skip
+        assert cluster.host(1).peer(3).run_commands(commands).reply == b"+OK\r\n"
+        assert more.get(b"ada") == b"1"
+
+
 def test_keys_of_a_lost_node_are_served_by_the_next() -> None:
     with node_cluster() as cluster:
         cluster.spread()

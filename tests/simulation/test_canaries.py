@@ -12,6 +12,7 @@ KNOWN_SEEDS = {
     "clock-not-moved": 2,
     "commit-split": 1,
     "fence-left-out": 26,
+    "put-many-split": 2,
     "removed-unshared": 15,
     "sealed-forgotten": 1,
     "stale-step": 42,

@@ -8,7 +8,6 @@ from floodmark.codec.changelog import encode_log_key
 from floodmark.codec.values import encode_value
 from floodmark.engine import WriteRow
 from floodmark.model.errors import Unreachable
-from floodmark.model.ranges import KeyRange
 from floodmark.testing import SimulatedTime
 from floodmark.testing.simulation.chronicle import Chronicle, Intent, SeenChange, WriteOutcome
 from floodmark.testing.simulation.clocks import Schedule
@@ -43,7 +42,7 @@ def intent(
 
 
 def chronicle(*intents: Intent) -> Chronicle:
-    return Chronicle("oslo", 1, intents=list(intents), ranges={64: KeyRange()})
+    return Chronicle("oslo", 1, intents=list(intents))
 
 
 class Nobody:

@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 import pytest
-from tests.cluster import SiteCluster
+from tests.cluster import LATER, SiteCluster
 
 from floodmark.codec.values import encode_value
 from floodmark.model.errors import NamespaceNotFound, NodeFenced, NotKeeper, VersionCollected
@@ -35,6 +35,25 @@ def test_a_node_writes_to_a_namespace_that_the_keeper_has_just_created(nodes: Si
     users = make_users(nodes)
     assert users.put(b"ada", b"1") % 64 == 2
     assert users.get(b"ada") == b"1"
+
+
+def test_a_commit_over_partitions_loads_a_new_namespace_before_its_round(nodes: SiteCluster) -> None:
+    """In the round it would wait for the turn that it holds."""
+    keeper, second = nodes.sites[0], nodes.hosts[1]
+    users = keeper.create_namespace("users")
+    users.put_many({b"ada": b"1", b"zoe": b"1"})
+    nodes.hosts[0].partitions.split("users", b"m")
+    nodes.give(2)
+    nodes.give(2, LATER)
+    assert second.catalog.name_of(users.id) is None
+    assert users.delete_range() == 2
+    more = keeper.create_namespace("more")
+    assert second.catalog.name_of(more.id) is None
+    with keeper.atomic() as batch:
+        batch.put(users, b"ada", b"2")
+        batch.put(more, b"ada", b"2")
+    assert batch.version % 64 == 2
+    assert (users.get(b"ada"), more.get(b"ada")) == (b"2", b"2")
 
 
 def test_no_caller_learns_of_a_changed_catalog(nodes: SiteCluster) -> None:

@@ -96,7 +96,7 @@ class Decided(RoundStep):
             return ()
         keys = sorted(written)
         values = [written[key] for key in keys]
-        place.storage.entrance.check(keys, values, WriteKind.WRITE)
+        place.storage.entrance.check(keys, values, WriteKind.WRITE, in_turn=True)
         check_fits(serving.partitions[0].limits, len(keys), sum(map(len, keys)) + sum(map(len, values)))
         if place.storage.dropped:
             place.storage.require_not_dropped(keys)

@@ -37,7 +37,7 @@ from floodmark.partition.commit.entering import (
     WriteKind,
     check_fits,
     check_keys,
-    require_paired,
+    namespaces_of,
 )
 from floodmark.partition.commit.merging import (
     Merge,
@@ -298,8 +298,7 @@ class LocalPartition:
     def write(
         self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool, batch: bool = False
     ) -> Version:
-        check_keys(keys)
-        require_paired(keys, values)
+        self._entrance.check(keys, values, WriteKind.WRITE)
         rows = dict(zip(keys, values, strict=True))
         return commit_decided(
             self._committer, self._serving, None, lambda: rows, durable=durable, batch=batch
@@ -308,6 +307,7 @@ class LocalPartition:
     def delete_unchanged(self, keys: Sequence[bytes], since: Version, *, durable: bool) -> int:
         check_keys(keys)
         check_fits(self.limits, len(keys), sum(map(len, keys)))
+        self._entrance.meet(namespaces_of(keys))
 
         def decide() -> dict[bytes, bytes]:
             found = ((key, self._live_since(key, since)) for key in keys)

@@ -8,7 +8,7 @@ not rely on that.
 Most records are plain, which their last byte tells; the others are decoded.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from enum import Enum, auto
 from operator import itemgetter
 from typing import Final
@@ -90,7 +90,8 @@ class Entrance:
         self._policies: Mapping[bytes, str] | None = None
         # Refuses changes of a link that come too late; returns the guards under which others are written.
         self.admit: Callable[[LinkGuard], Sequence[Guard]] = lambda _: ()
-        # Called before a namespace is refused as unknown: another node may have created it.
+        # Called before a namespace is refused as unknown: another node may have created it.  Waits for the
+        # turn, so a thread that holds the turn must not call it.
         self.catch_up: Callable[[], None] = lambda: None
         # The namespaces whose records are plain values, by the bytes that their keys begin with.
         self.plain: frozenset[bytes] = frozenset()
@@ -100,12 +101,24 @@ class Entrance:
         self._policies = policies
         self.plain = frozenset(namespace for namespace, policy in policies.items() if policy == LAST_WRITE)
 
-    def check(self, keys: Sequence[bytes], values: Sequence[bytes], kind: WriteKind) -> None:
-        """Refuse qualified keys and stored values that may not enter: nothing of them is stored then."""
+    def meet(self, namespaces: Set[bytes]) -> None:
+        """Load the catalog if it lacks one of the namespaces.  The caller must not hold the turn."""
+        if self._policies is not None and not namespaces <= self._policies.keys():
+            self.catch_up()
+
+    def check(
+        self, keys: Sequence[bytes], values: Sequence[bytes], kind: WriteKind, *, in_turn: bool = False
+    ) -> None:
+        """Refuse qualified keys and stored values that may not enter: nothing of them is stored then.
+
+        A caller that holds the turn says so, and has met the namespaces before.
+        """
         check_keys(keys)
         require_paired(keys, values)
         self._check_engine(keys, values, kind)
         namespaces = namespaces_of(keys)
+        if not in_turn:
+            self.meet(namespaces)
         if namespaces <= self.plain:
             if kind is WriteKind.MERGE:
                 raise _wrong_policy(keys[0], LAST_WRITE)
@@ -139,8 +152,6 @@ class Entrance:
     def _policy_of(self, namespace: bytes) -> str | None:
         if self._policies is None:
             return None
-        if namespace not in self._policies:
-            self.catch_up()
         policy = self._policies.get(namespace)
         if policy is None:
             raise NamespaceNotFound(

@@ -11,6 +11,7 @@ from typing import Final
 from floodmark.host.nodes import NodeHost
 from floodmark.host.ports import PeerCommands, PeerReply
 from floodmark.model.errors import PartitionMoved
+from floodmark.partition.commit.entering import namespaces_of
 from floodmark.partition.committer import commit_together
 from floodmark.partition.deciding import Decided
 from floodmark.partition.prepared.settling import SETTLES_MAX
@@ -71,6 +72,8 @@ class Forwarding:
     def run(self, commands: PeerCommands) -> PeerReply:
         """Run commands here; PartitionMoved if this node does not own all of their keys."""
         node = self._host.current.node
+        # Before the round, which must not wait for the catalog.
+        node.storage.entrance.meet(namespaces_of(commands.on))
         visit = _Visit(self._site, commands)
         for _ in range(SETTLES_MAX):
             step = Decided(
@@ -95,6 +98,11 @@ class _Visit:
         )
         self._spaces = Spaces(site, default=None, by_prefix=commands.by_prefix)
         self._space = None if commands.space is None else self._spaces.find(commands.space)
+        # The round finds only namespaces that are known by then: others are asked for, which takes the turn.
+        for namespace in namespaces_of(commands.on):
+            name = self._spaces.host.catalog.name_of(int.from_bytes(namespace, "big"))
+            if name is not None:
+                self._spaces.find(name)
         self._commands = commands
         self.reply: object = None
 

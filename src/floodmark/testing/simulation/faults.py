@@ -254,6 +254,12 @@ FAULTS: Final[Mapping[str, PlantedFault]] = {
         "_require_next",
         _always(None),
     ),
+    "put-many-split": PlantedFault(
+        "a put_many to several partitions of a node is a commit in each",
+        "floodmark.routing.router",
+        "_by_place",
+        lambda _: list,
+    ),
     "commit-split": PlantedFault(
         "a commit of another site is split in two at the target",
         "floodmark.links.applying",

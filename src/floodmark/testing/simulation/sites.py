@@ -12,8 +12,6 @@ from datetime import timedelta
 from random import Random
 from typing import Final, TypeVar
 
-import msgspec
-
 from floodmark.codec.stamps import find_origins, stamp_version
 from floodmark.engine import WriteRow
 from floodmark.host.embedded import EmbeddedHost
@@ -21,8 +19,6 @@ from floodmark.host.ports import Host
 from floodmark.model.errors import Closed, FloodmarkError, OutcomeUnknown, Retryable
 from floodmark.model.stream import ChangeBatch, ChangesRequest, Way
 from floodmark.model.version import Version
-from floodmark.partition.families import PARTITIONS
-from floodmark.partition.layout import PartitionRow
 from floodmark.replication.topology import Topology
 from floodmark.site import Site, open_engine
 from floodmark.testing.clock import SimulatedTime
@@ -87,10 +83,6 @@ class SimulatedSite:
 
     def writing(self, rows: Sequence[WriteRow]) -> None:
         self.witness.writing(rows)
-        for _, key, value in rows:
-            if key.startswith(PARTITIONS) and value is not None:
-                row = msgspec.json.decode(value, type=PartitionRow)
-                self.chronicle.ranges[row.id] = row.range
 
     def syncing(self) -> None:
         slow = self._random.random() < 0.05
