@@ -147,6 +147,10 @@ def test_tallies_of_a_site_without_heartbeats_do_not_pile_up(site: Site, users: 
     for number in range(TALLIES_MAX + 100):
         users.put_many({b"a": b"%d" % number, b"b": b"2"}, durability="async")
     assert len(partition.tallies) <= TALLIES_MAX
+    site.split("users", b"b")
+    for number in range(TALLIES_MAX + 100):
+        users.put_many({b"a": b"%d" % number, b"b": b"2"}, durability="async")
+    assert all(len(each.tallies) <= TALLIES_MAX for each in node_of(site).map.partitions)
     assert site.heartbeat().since
     assert wrong_accounts(site) == []
 

@@ -189,7 +189,7 @@ class Committer:
                 tallies = writer.tallies
                 tallies.append(tally)
                 if len(tallies) > self._tallies_max:
-                    self._fold(writer)
+                    self.fold_many(writer)
                 heat = writer.heat
                 heat.writes += 1
                 heat.bytes_written += len(key) + len(value)
@@ -448,8 +448,7 @@ class Committer:
             if commit.version and commit.error is None and commit.writes is not None:
                 assert commit.writer is not None
                 commit.writer.tallies.extend(commit.tallies)
-                if len(commit.writer.tallies) > self._tallies_max:
-                    self._fold(commit.writer)
+                self.fold_many(commit.writer)
                 commit.writer.heat.add_writes(len(commit.writes.keys), commit.writes.size)
                 counters.commits += 1
         for commit in batch:
@@ -458,10 +457,11 @@ class Committer:
                 if not commit.count(self.uncounted_through):
                     self.lose_count()
 
-    def _fold(self, writer: CommittingPartition) -> None:
-        """Fold the tallies of a partition, and again when there are twice as many."""
-        fold_tallies((writer,), self.prepared.versions())
-        self._tallies_max = max(TALLIES_MAX, 2 * len(writer.tallies))
+    def fold_many(self, writer: CommittingPartition) -> None:
+        """Fold the tallies of a partition if they are many, and again when there are twice as many."""
+        if len(writer.tallies) > self._tallies_max:
+            fold_tallies((writer,), self.prepared.versions())
+            self._tallies_max = max(TALLIES_MAX, 2 * len(writer.tallies))
 
     def lose_count(self) -> None:
         """Let the next heartbeat say that it proves nothing: commits may be uncounted."""
