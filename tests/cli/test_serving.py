@@ -115,7 +115,7 @@ def test_after_kill_9_every_acknowledged_write_is_there(directory: Path) -> None
 def test_a_site_is_made_only_if_it_is_named(tmp_path: Path) -> None:
     missing = tmp_path / "data" / "bergen"
     refused = run_process("serve", missing)
-    assert (refused.code, refused.output) == (69, b"")
+    assert (refused.code, refused.output) == (66, b"")
     assert "there is no site in" in refused.errors
     assert not missing.exists()
     made = tmp_path / "made"

@@ -204,7 +204,8 @@ def _announce(output: Output, site: floodmark.Site, server: Server) -> None:
     metrics = server.metrics_address
     _log.info("serving site %s on %s", site.name, server.url)
     resp = server.resp_address
-    doors = "" if resp is None else f", RESP on {_show(resp)}"
+    # A script may take the URL as the fifth word.
+    doors = "" if resp is None else f" (RESP on {_show(resp)})"
     pages = "" if metrics is None else f", metrics on http://{_show(metrics)}/metrics"
     output.result(
         {
