@@ -40,7 +40,7 @@ from floodmark.model.limits import KEY_BYTES_MAX, SITE_IDS_MAX, VALUE_BYTES_MAX
 from floodmark.model.version import VERSION_MAX
 from floodmark.site.arguments import to_expiry
 from floodmark.site.policies import FieldsPolicy
-from floodmark.spark.source.schemas import BYTES, require_column, require_json
+from floodmark.spark.source.schemas import BYTES, CHANGES, require_column, require_json
 from floodmark.wire.columns import PAIRS
 
 _BINARY: Final = pyarrow.binary()
@@ -56,7 +56,7 @@ _TYPES: Final[dict[str, tuple[DataType, ...]]] = {
     "_stamps": (BinaryType(),),
 }
 # Columns of a feed that a record does not hold: where and when the change was committed there.
-_IGNORED: Final = frozenset({"_commit_version", "_commit_timestamp", "_site_partition", "_snapshot"})
+_IGNORED: Final = frozenset(name for name in CHANGES.names if name.startswith("_") and name not in _TYPES)
 
 # Not an Arrow array: making one imports pandas, which the driver does not need.
 _KINDS: Final = [kind.value for kind in ChangeType]
