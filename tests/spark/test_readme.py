@@ -32,6 +32,7 @@ def run_line(line: str, stack: ExitStack) -> str:
     return outcome.text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("spark")
 def test_the_readme_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
