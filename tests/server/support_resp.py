@@ -1,5 +1,6 @@
 """A site that is served over RESP, and clients of Redis that others wrote."""
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -34,6 +35,12 @@ def serving_resp(site: Site | None = None, **options: Any) -> Iterator[tuple[Sit
     settings: dict[str, Any] = {"resp_listen": LOOPBACK, "resp_namespace": "users", **options}
     with serve(site, LOOPBACK, ServerOptions(**settings)) as server:
         yield site, server
+
+
+def raw(server: Server) -> socket.socket:
+    """A connection without a client."""
+    assert server.resp_address is not None
+    return socket.create_connection(server.resp_address, HANG_SECONDS)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 import redis
-from tests.server.support_resp import resp_client, serving_resp
+from tests.server.support_resp import raw, resp_client, serving_resp
 from tests.site.support import HookedEngine
 from tests.waiting import HANG_SECONDS, wait_until
 
@@ -34,11 +34,6 @@ BYTES: Final = b"*$:+-_%~>(,#!=|\r\n0123456789\x00\xff "
 def served() -> Iterator[tuple[Site, Server]]:
     with serving_resp() as pair:
         yield pair
-
-
-def raw(server: Server) -> socket.socket:
-    assert server.resp_address is not None
-    return socket.create_connection(server.resp_address, HANG_SECONDS)
 
 
 def replies_to(server: Server, data: bytes) -> list[Any]:

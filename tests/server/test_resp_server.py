@@ -20,7 +20,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from tests.server.certificates import Certificates
 from tests.server.support import in_threads, token_of, write_roles
-from tests.server.support_resp import resp_client, serving_resp
+from tests.server.support_resp import raw, resp_client, serving_resp
 from tests.waiting import HANG_SECONDS, wait_until
 
 import floodmark
@@ -42,11 +42,6 @@ INSTALL = "apt-get install --no-install-recommends redis-tools"
 def served() -> Iterator[tuple[Site, Server]]:
     with serving_resp() as pair:
         yield pair
-
-
-def raw(server: Server) -> socket.socket:
-    assert server.resp_address is not None
-    return socket.create_connection(server.resp_address, HANG_SECONDS)
 
 
 def read_all(connection: socket.socket) -> bytes:
