@@ -27,7 +27,6 @@ CLASS_METHODS_MAX = 25
 # `Site` is the public face, most of whose methods hand on to a port.
 CLASS_METHODS_KNOWN = {
     "ChangeContract": 31,
-    "Committer": 29,
     "EngineContract": 41,
     "History": 27,
     "LocalPartition": 36,

@@ -56,18 +56,18 @@ def test_positions_are_those_of_the_backup_and_nothing_is_read_twice(world: Worl
         assert found == {oslo: facts.watermark[oslo], rome: facts.watermark[rome]}
         horizons = {each.name: each.collected_horizon for each in world["lund"].statistics().namespaces}
         assert horizons[namespace] == facts.collected_horizon
-    before = embedded(world["lund"]).node.committer.counters.commits
+    before = embedded(world["lund"]).node.committer.counting.commits
     world.link("oslo", "lund")
     world.link("rome", "lund")
-    assert embedded(world["lund"]).node.committer.counters.commits == before
+    assert embedded(world["lund"]).node.committer.counting.commits == before
 
 
 def test_what_was_loaded_is_told_to_nobody(world: World) -> None:
     world.join("lund", world.backup("oslo"))
     for target in ("oslo", "rome"):
-        before = embedded(world[target]).node.committer.counters.commits
+        before = embedded(world[target]).node.committer.counting.commits
         world.link("lund", target)
-        assert embedded(world[target]).node.committer.counters.commits == before
+        assert embedded(world[target]).node.committer.counting.commits == before
     world["lund"].heartbeat()
     beat = world["lund"].heartbeat()
     assert not beat.sums

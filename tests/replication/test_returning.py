@@ -181,10 +181,10 @@ def test_restore_that_is_done_again_changes_nothing(world: World) -> None:
     world.change("oslo", incarnation=2)
     for namespace in POLICIES:
         world.restore("oslo", backup, namespace)
-    before = embedded(world["oslo"]).node.committer.counters.commits
+    before = embedded(world["oslo"]).node.committer.counting.commits
     for namespace in POLICIES:
         world.restore("oslo", backup, namespace)
-    assert embedded(world["oslo"]).node.committer.counters.commits == before
+    assert embedded(world["oslo"]).node.committer.counting.commits == before
     world["oslo"].host.membership.finish_rejoining()
     world.link_all()
     world.require_equal()

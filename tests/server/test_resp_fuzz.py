@@ -171,7 +171,7 @@ def test_slow_disk_holds_back_durable_writes_only() -> None:
             sync.clear()
             first.sendall(encode_request([b"SET", b"a", b"1"]))
             assert reached.wait(HANG_SECONDS)
-            counters = site.host.node.committer.counters  # type: ignore[attr-defined]
+            counters = site.host.node.committer.counting  # type: ignore[attr-defined]
             rounds = counters.rounds
             second.sendall(b"".join(encode_request([b"INCR", b"n%d" % number]) for number in range(50)))
             for _ in range(20):

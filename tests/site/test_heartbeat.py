@@ -22,7 +22,7 @@ from floodmark.model.errors import FloodmarkError, OutcomeUnknown, StorageFailed
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 from floodmark.partition import recounting, version_of
-from floodmark.partition.committer import TALLIES_MAX
+from floodmark.partition.counting import TALLIES_MAX
 from floodmark.site import Namespace, Site
 from floodmark.testing.clock import SimulatedTime
 

@@ -424,7 +424,7 @@ def test_put_many_over_many_partitions_of_a_node_is_one_commit() -> None:
         users = site.create_namespace("users")
         for key in KEYS[1:]:
             site.split("users", key)
-        counters = node_of(site).committer.counters
+        counters = node_of(site).committer.counting
         rounds, commits = counters.rounds, counters.commits
         version = users.put_many(dict.fromkeys(KEYS, b"1"))
         assert (counters.rounds, counters.commits) == (rounds + 1, commits + 1)

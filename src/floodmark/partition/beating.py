@@ -149,14 +149,14 @@ class Heartbeats:
         trimmed = self._retention.trimmed_version()
         counted = recount(node.engine, node.logs, node.number, owned.keys(), node.site_id, trimmed)
         if counted is not None:
-            self._counted_through = self._committer.uncounted_through = counted.through
+            self._counted_through = self._committer.counting.uncounted_through = counted.through
             for partition in owned.values():
                 partition.tallies.extend(counted.tallies[partition.log_id])
 
     def _account(
         self, partitions: Sequence[LocalPartition], version: Version, *, through: Version, log: int | None
     ) -> Heartbeat:
-        counted = self._counted_through >= self._committer.uncounted_through
+        counted = self._counted_through >= self._committer.counting.uncounted_through
         return Heartbeat(
             version=version,
             node=self._node.number,

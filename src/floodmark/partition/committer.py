@@ -17,7 +17,6 @@ if that fails too are outcomes unknown; the floor then stays (`storage.py`).
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain as chain_rows
-from threading import Lock
 from typing import Final
 
 from floodmark.clock import HybridClock
@@ -34,7 +33,6 @@ from floodmark.model.errors import (
     PartitionMoved,
     StaleLink,
 )
-from floodmark.model.partition import HoldKind
 from floodmark.model.version import Version
 from floodmark.partition.commit.commit import (
     BYTES_PER_BYTE,
@@ -52,25 +50,15 @@ from floodmark.partition.commit.expiry_index import index_row
 from floodmark.partition.commit.storage import Storage, refused, unknown
 from floodmark.partition.commit.tail import LiveTail
 from floodmark.partition.commit.turn import chain, wake
+from floodmark.partition.counting import CommitCounting
 from floodmark.partition.families import DATA, LOG
+from floodmark.partition.floors import Announced, Floors
 from floodmark.partition.following import Followers
-from floodmark.partition.heartbeat import fold_tallies
 from floodmark.partition.prepared.steps import Place
 from floodmark.partition.prepared.writes import PreparedWrites
 
-# When more tallies of a partition wait for a heartbeat, they are folded.
-TALLIES_MAX: Final = 4_096
 # How often a round is run again because another node changes the catalog.
 CATALOG_CHANGES_MAX: Final = 10
-
-
-class CommitCounters:
-    """Running totals; only the thread that holds the turn changes them."""
-
-    __slots__ = ("commits", "rounds")
-
-    def __init__(self) -> None:
-        self.rounds = self.commits = 0
 
 
 class EngineBatch:
@@ -107,25 +95,19 @@ class Committer:
     """Commits the writes of all partitions on one engine, in rounds."""
 
     def __init__(self, storage: Storage, clock: HybridClock, site_id: int, *, round_bytes_max: int) -> None:
-        self.counters = CommitCounters()
-        # Commits at or below this may be uncounted: a heartbeat interval that begins before it is unchecked.
-        self.uncounted_through: Version = clock.latest
         self._storage = storage
         self._engine = storage.engine
         self._turn = storage.turn
         self._clock = clock
         self._site_id = site_id
         self._round_bytes_max = round_bytes_max
-        # Floors of the round at work, and of the oldest commit that is written but not synced.
-        self._open_floor: Version | None = None
-        self._unsynced_floor: Version | None = None
         # Loaded before anything is announced.
         self.prepared = PreparedWrites(storage.engine)
         self.tail = LiveTail(storage)
+        self.floors = Floors(self.prepared)
+        self.counting = CommitCounting(self.prepared, clock)
         self.place = Place(self.prepared, storage, self.tail, site_id)
-        self._tallies_max = TALLIES_MAX
-        self._announced: Version = 0
-        self._announcing = Lock()
+        self._announced = Announced()
         self.followers = Followers(self.tail, self.resolved_version, self.sync)
         storage.on_recovery.append(self._begin_anew)
 
@@ -154,7 +136,7 @@ class Committer:
         token = None
         try:
             token = turn.try_take()
-            if token is None or turn.line or storage.is_unusual or self._open_floor is not None:
+            if token is None or turn.line or storage.is_unusual or self.floors.round is not None:
                 writes = Writes((key,), (prefix,), (value,), len(key) + len(value))
                 commit = Commit(writer, writes, durable=durable)
                 if token is None:
@@ -168,7 +150,7 @@ class Committer:
                     raise moved(writer)
                 if storage.dropped:
                     storage.require_not_dropped((key,))
-                self._open_floor = clock.latest
+                self.floors.round = clock.latest
                 version = clock.now()
                 tally = tally_one(version, self._site_id, key, value)
                 log_key, row = pack_log_key(writer.log_id, version, 0), encode_single(key, value)
@@ -180,21 +162,15 @@ class Committer:
                     write(((DATA, engine_key, value), (LOG, log_key, row)))
                 if self.tail.is_open:
                     self.tail.add(version, writer.id, (key,), (value,))
-                if durable:
-                    self._settle_floors(synced=True)
-                else:
-                    if self._unsynced_floor is None:
-                        self._unsynced_floor = self._open_floor
-                    self._open_floor = None
-                tallies = writer.tallies
-                tallies.append(tally)
-                if len(tallies) > self._tallies_max:
-                    self.fold_many(writer)
+                self._settle_floors(synced=durable)
+                writer.tallies.append(tally)
+                counting = self.counting
+                counting.fold_many(writer)
                 heat = writer.heat
                 heat.writes += 1
                 heat.bytes_written += len(key) + len(value)
-                self.counters.commits += 1
-                self.counters.rounds += 1
+                counting.commits += 1
+                counting.rounds += 1
                 return version
             except FloodmarkError as failure:
                 writes = Writes((key,), (prefix,), (value,), len(key) + len(value))
@@ -203,7 +179,7 @@ class Committer:
                 return self._settle_alone(commit, failure)
             except BaseException:
                 storage.stop(failed=False)
-                self.lose_count()
+                self.counting.lose()
                 raise
         finally:
             if token is not None:
@@ -213,27 +189,24 @@ class Committer:
 
     def resolved_version(self) -> Version:
         """The resolved version: all changes at or below it are durable and published, none will be added."""
-        version = self.resolve()
-        with self._announcing:
-            # It never goes back, also when a round has begun below it meanwhile.
-            self._announced = max(self._announced, version)
-            return self._announced
+        # It never goes back, also when a round has begun below it meanwhile.
+        return self._announced.advance(self.resolve())
 
     def resolve(self) -> Version:
         """A resolved version that may lie below earlier ones, as when a round has begun meanwhile."""
         try:
-            return self._below_floors(self.now())
+            return self.floors.below(self.now())
         except ClockSkew:
             # Nothing is minted while the clock is refused, so all that was minted can be announced.
             return self.passed_version()
 
     def announced_version(self) -> Version:
         """The last resolved version that was returned.  Mints no version, so it never fails."""
-        return self._announced
+        return self._announced.version
 
     def passed_version(self) -> Version:
         """A version at or below which nothing more will be written.  Mints no version."""
-        return self._below_floors(self._clock.latest)
+        return self.floors.below(self._clock.latest)
 
     def now(self) -> Version:
         """A fresh version of the clock."""
@@ -252,7 +225,7 @@ class Committer:
         except FloodmarkError:
             self._storage.stop()
             version = self._clock.latest
-        floor = self._open_floor
+        floor = self.floors.round
         return version if floor is None or not self._storage.stopped else min(version, floor)
 
     def observe(self, version: Version, *, skew_ms_max: int | None = None) -> None:
@@ -262,27 +235,27 @@ class Committer:
 
     def wait_applied(self, version: Version) -> None:
         """Return when all commits at or below `version`, which the clock has passed, can be read."""
-        floor = self._open_floor
+        floor = self.floors.round
         if floor is not None and floor < version:
             with self._storage.settled():
                 pass
 
     def sync(self) -> None:
         """Sync, and so publish, commits that did not wait for the disk."""
-        if self._unsynced_floor is not None or self._storage.stopped:
+        if self.floors.unsynced is not None or self._storage.stopped:
             with self._storage.settled():
                 self.sync_in_turn()
 
     def sync_in_turn(self) -> Version:
         """`sync` for a caller that holds the turn; the resolved version afterwards."""
-        if self._unsynced_floor is not None or self._open_floor is not None:
+        if self.floors.unsynced is not None or self.floors.round is not None:
             try:
                 self._engine.sync()
             except BaseException as failure:
                 self._storage.stop(failed=isinstance(failure, FloodmarkError))
                 raise
             self._settle_floors(synced=True)
-        return self._below_floors(self._clock.now())
+        return self.floors.below(self._clock.now())
 
     def store_in_turn(
         self, build: Callable[[Version], Sequence[WriteRow]], guards: Sequence[Guard] = ()
@@ -291,14 +264,14 @@ class Committer:
 
         The caller holds the turn.
         """
-        if self._open_floor is None:
-            self._open_floor = self._clock.latest
+        if self.floors.round is None:
+            self.floors.round = self._clock.latest
         try:
             version = self._clock.now()
             if not self._storage.store_guarded(build(version), guards):
                 version = 0
         except BaseException as failure:
-            self.lose_count()
+            self.counting.lose()
             if not isinstance(failure, FloodmarkError) or isinstance(failure, OutcomeUnknown):
                 self._storage.stop(failed=isinstance(failure, OutcomeUnknown))
             raise
@@ -324,7 +297,7 @@ class Committer:
                 self._run(changed)
         except BaseException as interruption:
             self._storage.stop(failed=False)
-            self.lose_count()
+            self.counting.lose()
             for member in batch:
                 member.error = member.error or unknown(interruption)
             raise
@@ -354,8 +327,8 @@ class Committer:
             batch = self._admit(batch)
             if not batch:
                 return
-        if self._open_floor is None:
-            self._open_floor = self._clock.latest
+        if self.floors.round is None:
+            self.floors.round = self._clock.latest
         try:
             durable = self._write(batch)
         except FloodmarkError as error:
@@ -369,8 +342,8 @@ class Committer:
                     commit.finish()
             self._settle_floors(synced=durable)
         else:
-            self._open_floor = None
-        self._count(batch)
+            self.floors.round = None
+        self.counting.count(batch)
 
     def _admit(self, batch: list[Commit]) -> list[Commit]:
         """The commits that may be written now.  Sets the error of the others."""
@@ -441,52 +414,8 @@ class Committer:
                     keys, changes = list(commit.writes.keys), list(commit.writes.changes)
                     self.tail.add(commit.version, commit.writer.id, keys, changes)
 
-    def _count(self, batch: list[Commit]) -> None:
-        counters = self.counters
-        counters.rounds += 1
-        for commit in batch:
-            if commit.version and commit.error is None and commit.writes is not None:
-                assert commit.writer is not None
-                commit.writer.tallies.extend(commit.tallies)
-                self.fold_many(commit.writer)
-                commit.writer.heat.add_writes(len(commit.writes.keys), commit.writes.size)
-                counters.commits += 1
-        for commit in batch:
-            if isinstance(commit, RoundStep) and commit.version and commit.error is None:
-                counters.commits += commit.is_commit
-                if not commit.count(self.uncounted_through):
-                    self.lose_count()
-
-    def fold_many(self, writer: CommittingPartition) -> None:
-        """Fold the tallies of a partition if they are many, and again when there are twice as many."""
-        if len(writer.tallies) > self._tallies_max:
-            fold_tallies((writer,), self.prepared.versions())
-            self._tallies_max = max(TALLIES_MAX, 2 * len(writer.tallies))
-
-    def lose_count(self) -> None:
-        """Let the next heartbeat say that it proves nothing: commits may be uncounted."""
-        self.uncounted_through = self._clock.latest
-
-    def _below_floors(self, version: Version) -> Version:
-        # The version was minted before the floors are read: a round that is missed here is above it.  A round
-        # enters its prepared writes before it removes its own floor, so theirs is read last.
-        for floor in (self._open_floor, self._unsynced_floor, self.prepared.floor):
-            if floor is not None and floor < version:
-                version = floor
-        return version
-
-    def floors(self) -> dict[HoldKind, Version]:
-        """The floors of rounds, which resolved versions do not pass."""
-        floors = {HoldKind.COMMIT: self._open_floor, HoldKind.UNSYNCED: self._unsynced_floor}
-        return {kind: floor for kind, floor in floors.items() if floor is not None}
-
     def _settle_floors(self, *, synced: bool) -> None:
-        # A reader reads the open floor first, so the other must be set before it is removed.
-        if synced:
-            self._unsynced_floor = None
-        elif self._unsynced_floor is None:
-            self._unsynced_floor = self._open_floor
-        self._open_floor = None
+        self.floors.settle(synced=synced)
         if synced and self.followers.is_watched:
             self.followers.tell()
 
@@ -513,7 +442,7 @@ class Committer:
             self.prepared.load()
         except FloodmarkError:
             self._storage.stop()
-            self.lose_count()
+            self.counting.lose()
             for commit in batch:
                 if commit.version:
                     commit.error = unknown(failure)
@@ -521,7 +450,7 @@ class Committer:
                     commit.error = refused(failure)
             return
         self._settle_floors(synced=True)
-        self._count(batch)
+        self.counting.count(batch)
 
     def _settle_alone(self, commit: Commit, failure: FloodmarkError) -> Version:
         if isinstance(failure, PartitionMoved | NamespaceNotFound):
@@ -549,7 +478,7 @@ class Committer:
 
     def _begin_anew(self) -> None:
         """Start again after a recovery: all that is stored is durable, and counted commits may be lost."""
-        self.lose_count()
+        self.counting.lose()
         _forget(self.tail, self._clock)
         # Before the floor is removed that holds back what a failed round may have prepared.
         self.prepared.load()

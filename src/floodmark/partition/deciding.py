@@ -169,7 +169,7 @@ class Decided(RoundStep):
             assert part.writes is not None
             for tally in part.tallies:
                 add_tally(partition.tallies, tally)
-            self._committer.fold_many(partition)
+            self._committer.counting.fold_many(partition)
             partition.heat.add_writes(len(part.writes.keys), part.writes.size)
         return True
 

@@ -36,7 +36,7 @@ class Holds:
 
     def look(self) -> list[Hold]:
         """All holds at this moment, the longest first."""
-        floors, now_ms = self._committer.floors(), self._clock.physical_ms()
+        floors, now_ms = self._committer.floors.holds(), self._clock.physical_ms()
         self._seen = {
             kind: seen if (seen := self._seen.get(kind)) and seen[0] == floor else (floor, now_ms)
             for kind, floor in floors.items()

@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from threading import Lock
 from typing import Final
 
 import pyarrow
@@ -54,6 +53,7 @@ from floodmark.partition.commit.repairing import find_rows, write_where_seen
 from floodmark.partition.committer import Committer, moved
 from floodmark.partition.deciding import Serving, commit_decided
 from floodmark.partition.families import DATA
+from floodmark.partition.floors import Announced
 from floodmark.partition.heat import Heat
 from floodmark.partition.prepared.settling import SETTLES_MAX, settle_writes, try_settle, wait_seconds_max
 from floodmark.partition.prepared.steps import AbortPrepared, CommitPrepared, Prepare, require_preparable
@@ -108,8 +108,7 @@ class LocalPartition:
         self._entrance = entrance
         # The partitions of the node, with which this one commits together.
         self._serving = serving
-        self._announced: Version = 0
-        self._announcing = Lock()
+        self._announced = Announced()
 
     # Reads
 
@@ -491,9 +490,7 @@ class LocalPartition:
         # A new owner may write below what this node resolves to after it has given the partition away.
         if self.retired:
             raise moved(self)
-        with self._announcing:
-            self._announced = max(self._announced, resolved)
-            return self._announced
+        return self._announced.advance(resolved)
 
 
 def _admitted(entrance: Entrance, link: LinkGuard | None, decide: Decide) -> Decide:

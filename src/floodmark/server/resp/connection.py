@@ -447,7 +447,7 @@ class Connection(asyncio.Protocol):
 
 def count_activity(node: Node) -> int:
     """A number that changes when something may have been committed."""
-    return monotonic_ms() // LOOK_MS if node.number else node.committer.counters.commits
+    return monotonic_ms() // LOOK_MS if node.number else node.committer.counting.commits
 
 
 def may_run(session: Session, command: Command | None, request: Arguments) -> object:

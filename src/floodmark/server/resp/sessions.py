@@ -296,8 +296,8 @@ def info(session: Session, arguments: Arguments) -> object:
         "clients": {"connected_clients": len(door.sessions()), "maxclients": RESP_CONNECTIONS_MAX},
         "persistence": {"loading": 0, "aof_enabled": 1},
         "stats": {
-            "total_commits_processed": host.node.committer.counters.commits,
-            "total_rounds_processed": host.node.committer.counters.rounds,
+            "total_commits_processed": host.node.committer.counting.commits,
+            "total_rounds_processed": host.node.committer.counting.rounds,
         },
         "replication": {"role": "master", "connected_slaves": 0},
     }

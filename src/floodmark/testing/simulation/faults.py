@@ -56,11 +56,11 @@ def _always(result: object) -> Callable[[Callable[..., Any]], Callable[..., Any]
 
 
 def _above_open_floor_only(_: Callable[..., Any]) -> Callable[..., Any]:
-    def below_floors(committer: Any, version: int) -> int:
-        floor = committer._open_floor
+    def below(floors: Any, version: int) -> int:
+        floor = floors.round
         return version if floor is None else min(version, floor)
 
-    return below_floors
+    return below
 
 
 def _asynchronous(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -160,14 +160,14 @@ def _last_to_arrive(original: Callable[..., Any]) -> Callable[..., Any]:
 FAULTS: Final[Mapping[str, PlantedFault]] = {
     "resolved-too-high": PlantedFault(
         "a resolved version one too high",
-        "floodmark.partition.committer:Committer",
-        "_below_floors",
+        "floodmark.partition.floors:Floors",
+        "below",
         lambda original: lambda *arguments: original(*arguments) + 1,
     ),
     "async-published": PlantedFault(
         "an asynchronous commit is published before it is durable",
-        "floodmark.partition.committer:Committer",
-        "_below_floors",
+        "floodmark.partition.floors:Floors",
+        "below",
         _above_open_floor_only,
     ),
     "sync-forgotten": PlantedFault(

@@ -48,7 +48,7 @@ def _announce_above(_: _Original) -> _Original:
 
     def resolve(self: Any) -> Any:
         now = self._clock.time_source() << COUNTER_BITS
-        return self._below_floors(max(now, self._clock.latest))
+        return self.floors.below(max(now, self._clock.latest))
 
     return resolve
 
