@@ -200,8 +200,8 @@ def with_images(images: dict[bytes, bytes], rows: Sequence[tuple[Version, bytes]
     sizes=st.lists(st.sampled_from([0, 10, BATCH_BYTES_MAX // 3, BATCH_BYTES_MAX]), max_size=12),
     commit=st.sampled_from([1, 3, 20]),
 )
-def test_before_images_cut_batches_where_they_must(sizes: list[int], commit: int) -> None:
-    """`through` passes a commit only with its last change, and nothing is lost or doubled by a cut."""
+def test_before_images_cut_batches_behind_commits(sizes: list[int], commit: int) -> None:
+    """A batch is as small as whole commits allow, and nothing is lost or doubled by a cut."""
     images = {b"key-%02d" % index: b"x" * size for index, size in enumerate(sizes)}
     rows = [(2 + index // commit * 2, key) for index, key in enumerate(images)]
     batches = with_images(images, rows)
@@ -214,11 +214,11 @@ def test_before_images_cut_batches_where_they_must(sizes: list[int], commit: int
     seen: list[Version] = []
     for batch in batches:
         seen += batch.versions
-        complete = [version for version, _ in rows if version <= batch.through]
-        assert seen[: len(complete)] == complete
+        assert seen == [version for version, _ in rows if version <= batch.through]
         assert all(beat.version <= batch.through for beat in batch.heartbeats)
-        sizes_in = [len(image or b"") for image in batch.befores or ()]
-        assert sum(sizes_in[:-1]) < BATCH_BYTES_MAX
+        images_in = zip(batch.versions, batch.befores or (), strict=True)
+        sizes_in = [len(image or b"") for version, image in images_in if version < batch.versions[-1]]
+        assert sum(sizes_in) < BATCH_BYTES_MAX
     assert [batch.through for batch in batches] == sorted(batch.through for batch in batches)
 
 

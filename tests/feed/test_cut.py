@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from itertools import groupby
+from itertools import groupby, pairwise
 from random import Random
 
 import pytest
@@ -154,6 +154,28 @@ def test_large_commit_of_several_rows_is_counted_whole() -> None:
         found = cut(world.site, since, 10)
         assert found.changes == len(HUGE)
         assert found.version >= version
+
+
+def test_a_batch_over_partitions_is_a_step_however_small_that_may_be() -> None:
+    with open_world() as world:
+        for key in (b"b", b"c"):
+            world.site.split("users", key)
+        since = world.site.now()
+        versions = []
+        for number in range(3):
+            with world.site.atomic() as batch:
+                for key in (b"a", b"b", b"c"):
+                    batch.put(world.users, key, b"%d" % number)
+            versions.append(batch.version)
+        for version, following in pairwise([*versions, None]):
+            found = cut(world.site, since, 1)
+            changes = read(world.site, since, found.version)
+            assert found.changes == 3
+            assert [(change.key, change.batch) for change in changes] == [
+                (key, version) for key in (b"a", b"b", b"c")
+            ]
+            assert following is None or found.version < following
+            since = found.version
 
 
 # A log that was trimmed

@@ -226,22 +226,6 @@ def test_marker_comes_last_and_heartbeats_come_at_their_places() -> None:
     assert list(decoder().items(batch, resolved_markers=False)) == found[:-1]
 
 
-def test_batch_that_ends_in_the_middle_of_a_commit_has_no_marker() -> None:
-    """At its version minus one a reader would get the first half of the commit a second time."""
-    items = decoder().items
-    row: Row = (9, 5, key_of(b"key"), b"1" + PLAIN)
-
-    def markers(batch: ChangeBatch) -> list[Version]:
-        return [item.version for item in items(batch, resolved_markers=True) if isinstance(item, Resolved)]
-
-    assert markers(batch_of([], through=8)) == [8]
-    assert markers(batch_of([row], through=8)) == []
-    assert markers(batch_of([], through=8)) == []
-    assert markers(batch_of([row], through=8)) == []
-    assert markers(batch_of([row], through=9)) == [9]
-    assert markers(batch_of([], through=10)) == [10]
-
-
 # Damage
 
 

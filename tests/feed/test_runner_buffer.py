@@ -65,30 +65,10 @@ def test_batches_follow_each_other_and_end_with_commits(
     assert buffer.bytes == 0
 
 
-def test_the_beginning_of_a_commit_waits_for_its_end() -> None:
-    buffer = RangeBuffer(SINCE)
-    first, second, third = change(1, b"a"), change(2, b"b"), change(2, b"c")
-    buffer.put([first, second], SINCE + 1)
-    assert buffer.take(10) == RangeBatch(SINCE, [first], SINCE + 1)
-    buffer.put([third], SINCE + 2)
-    assert buffer.take(10) == RangeBatch(SINCE + 1, [second, third], SINCE + 2)
-
-
-def test_the_beginning_of_a_commit_is_forgotten_if_its_end_does_not_come() -> None:
-    buffer = RangeBuffer(SINCE)
-    first, second, third = change(1, b"a"), change(2, b"b"), change(2, b"c")
-    buffer.put([first, second], SINCE + 1)
-    buffer.forget_incomplete()
-    buffer.put([second, third], SINCE + 2)
-    assert drain(buffer, 10) == [RangeBatch(SINCE, [first, second, third], SINCE + 2)]
-
-
 def test_a_commit_larger_than_the_buffer_comes_through() -> None:
     buffer = RangeBuffer(SINCE, bytes_max=1_000)
     commit = [change(1, b"%d" % number, bytes(500)) for number in range(10)]
-    for each in commit[:-1]:
-        assert buffer.put([each], SINCE)
-    assert buffer.put(commit[-1:], SINCE + 1)
+    assert buffer.put(commit, SINCE + 1)
     assert drain(buffer, 1) == [RangeBatch(SINCE, commit, SINCE + 1)]
 
 

@@ -106,8 +106,6 @@ def test_only_the_subscribed_keys_are_delivered_and_counted(stage: Stage) -> Non
 def test_a_commit_that_is_larger_than_a_batch_is_one_commit(stage: Stage) -> None:
     keys = [b"%05d" % number for number in range(6_000)]
     version = stage.users.put_many(dict.fromkeys(keys, b"x" * 1_000))
-    batches = list(stage.open_changes(ChangesRequest(since=stage.to_version("beginning"))))
-    assert sum(version in batch.versions for batch in batches) > 1, "the commit was not cut"
     subscription = stage.subscribe()
     deliveries = take(subscription, 5_500)
     assert positions_of(deliveries) == [ChangePosition(version, index) for index in range(5_500)]

@@ -44,10 +44,9 @@ Item = TypeVar("Item")
 
 @pytest.fixture
 def full(users: Namespace) -> Namespace:
-    for start in range(0, ROWS, 2_000):
-        users.put_many(
-            {b"%05d" % number: VALUE for number in range(start, start + 2_000)}, durability="async"
-        )
+    # Whole commits arrive, so they must be small for a stream that is to be cut between them.
+    for start in range(0, ROWS, 500):
+        users.put_many({b"%05d" % number: VALUE for number in range(start, start + 500)}, durability="async")
     return users
 
 
@@ -85,11 +84,37 @@ def test_changes_go_on_behind_the_last_one(server: Server, remote: Site) -> None
     assert [change.key for change in seen] == [b"%05d" % number for number in range(ROWS)]
 
 
-def test_a_commit_larger_than_a_batch_comes_once(server: Server, remote: Site, users: Namespace) -> None:
-    users.put_many({b"%05d" % number: VALUE for number in range(ROWS)})
-    users.put(b"last", b"x")
-    seen = read_and_cut(server, remote.changes("users"))
-    assert [change.key for change in seen] == [*(b"%05d" % number for number in range(ROWS)), b"last"]
+def test_a_commit_larger_than_a_message_comes_whole(remote: Site, users: Namespace) -> None:
+    rows = {b"%05d" % number: VALUE for number in range(1_000)}
+    for key in (b"00300", b"00900"):
+        remote.split("users", key)
+    versions = [users.put_many(rows), users.put(b"between", b"x"), users.put_many(rows)]
+    batches = list(remote.host.changes(ChangesRequest()))
+    found = {version: list(batch.versions) for batch in batches for version in set(batch.versions)}
+    assert [found[version].count(version) for version in versions] == [1_000, 1, 1_000]
+    assert all(batch.versions[-1] <= batch.through for batch in batches if batch.keys)
+
+
+def test_a_commit_whose_stream_is_cut_comes_once(
+    remote: Site, users: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = {b"%05d" % number: VALUE for number in range(1_000)}
+    users.put_many(rows)
+    cuts = 0
+
+    def cut(batches: Iterator[Any]) -> Iterator[Any]:
+        nonlocal cuts
+        for batch, metadata in batches:
+            yield batch, metadata
+            if cuts < CUTS and batch.num_rows:
+                cuts += 1
+                raise Unreachable("the connection was cut")
+
+    connection = connection_of(remote)
+    opened = connection.open_reader
+    monkeypatch.setattr(connection, "open_reader", lambda ticket: cut(iter(opened(ticket))))
+    seen = [change.key for change in remote.changes("users")]
+    assert (seen, cuts) == (list(rows), CUTS)
 
 
 def test_a_follower_outlives_a_restart_of_the_server() -> None:

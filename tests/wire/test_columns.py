@@ -6,6 +6,7 @@ import pyarrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from floodmark.columns.pairs import Pairs
 from floodmark.model.change import Heartbeat, Sums, Tally
@@ -93,17 +94,31 @@ def test_changes_come_back(places: list[tuple[int, int]], data: st.DataObject, w
 @pytest.mark.parametrize("bytes_max", [1, 1_000, 10_000_000])
 def test_a_batch_is_cut_into_messages(rows: int, bytes_max: int) -> None:
     keys = [b"%03d" % number for number in range(rows)]
+    beats = [replace(HEARTBEAT, version=9)]
     batch = ChangeBatch(
-        through=9, versions=[8] * rows, partitions=[1] * rows, keys=keys, values=keys, heartbeats=[HEARTBEAT]
+        through=9, versions=[8] * rows, partitions=[1] * rows, keys=keys, values=keys, heartbeats=beats
     )
     encoded = encode_changes(batch, since=3, before_images=False, bytes_max=bytes_max)
     messages = [decode_changes(*message) for message in encoded]
     assert [key for message in messages for key in message.keys] == keys
-    assert [message.through for message in messages] == [3] * (len(messages) - 1) + [9]
+    assert [message.through for message in messages] == [7] * (len(messages) - 1) + [9]
     assert [list(message.heartbeats) for message in messages[:-1]] == [[]] * (len(messages) - 1)
-    assert messages[-1].heartbeats == [HEARTBEAT]
+    assert messages[-1].heartbeats == beats
     if bytes_max == 1:
         assert len(messages) == max(1, rows)
+
+
+def test_a_message_says_through_which_version_commits_are_whole() -> None:
+    versions, beats = [4, 5, 5, 7, 7, 8], [replace(HEARTBEAT, version=version) for version in (6, 9)]
+    keys = [b"%d" % number for number in range(len(versions))]
+    batch = ChangeBatch(
+        through=9, versions=versions, partitions=[1] * 6, keys=keys, values=keys, heartbeats=beats
+    )
+    encoded = encode_changes(batch, since=3, before_images=False, bytes_max=1)
+    messages = [decode_changes(*message) for message in encoded]
+    assert [message.through for message in messages] == [4, 4, 5, 6, 7, 9]
+    told = [[beat.version for beat in message.heartbeats] for message in messages]
+    assert told == [[], [], [], [6], [], [9]]
 
 
 def test_a_message_without_changes_has_the_columns_of_its_stream() -> None:

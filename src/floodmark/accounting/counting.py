@@ -144,12 +144,6 @@ class Counting:
             if batch.way is Way.SCAN:
                 self._scanning = max(self._scanning, batch.through)
 
-    def forget_behind(self, version: Version) -> None:
-        """Drop the changes read above a version, which the reader reads again."""
-        with self._lock:
-            self._read.forget_behind(version)
-            self._coming = [beat for beat in self._coming if beat.version <= version]
-
     def deliver(self, versions: Sequence[Version], through: Version) -> None:
         """Enter the delivery of changes with these versions, and of everything up to `through`."""
         with self._lock:
@@ -213,23 +207,14 @@ class Digests:
         """Remove and return all up to a version, or all."""
         versions, digests = self._together()
         end = len(versions) if through is None else _end(versions, through)
-        self._keep(versions[end:], None if digests is None else digests[end:])
+        self._versions, self._digests = [], []
+        self.add(versions[end:], None if digests is None else digests[end:])
         return versions[:end], None if digests is None else digests[:end]
 
     def take_tally(self, through: Version | None = None) -> Tally:
         """Remove all up to a version, or all; their tally."""
         versions, digests = self.take(through)
         return Tally(len(versions), _combine(digests) or 0)
-
-    def forget_behind(self, version: Version) -> None:
-        """Remove all above a version."""
-        versions, digests = self._together()
-        end = _end(versions, version)
-        self._keep(versions[:end], None if digests is None else digests[:end])
-
-    def _keep(self, versions: Versions, digests: Versions | None) -> None:
-        self._versions, self._digests = [], []
-        self.add(versions, digests)
 
     def _together(self) -> tuple[Versions, Versions | None]:
         if not self._versions:

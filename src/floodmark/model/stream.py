@@ -69,7 +69,8 @@ class ChangeBatch:
 
     `keys` are qualified and `values` as stored.  `befores` holds what was stored under each key before
     the change, if that was asked for.  With this batch and those before it, the reader has every change
-    at or below `through`: it is where to go on from.  Within a commit, changes stand in order of keys.
+    at or below `through`, and none above: it is where to go on from.  So a batch never ends inside a commit,
+    whatever partitions that lies in.  Within a commit, changes stand in order of keys.
 
     A batch with `snapshot` holds records as of version `through` instead, with the versions at which they
     were committed.  The reader has those up to the qualified key `snapshot`, and goes on from both.  The

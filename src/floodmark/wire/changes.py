@@ -1,24 +1,20 @@
 """Changes from a server, as one stream that outlives its connections.
 
-A stream resumes behind the last `through` and drops changes that came twice: they are ordered by version and
-key.  Within a snapshot it resumes behind the last key.
+A stream resumes behind the last `through`, and within a snapshot behind the last key.  A message may end
+inside a commit, which is handed on when it is whole.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import replace
-from typing import TypeAlias
 
 import msgspec
+import pyarrow
 
 from floodmark.model.errors import FloodmarkError, Unreachable, WireMismatch
 from floodmark.model.stream import ChangeBatch, ChangesRequest
-from floodmark.model.version import Version
 from floodmark.wire.cluster import ELSEWHERE, Nodes
 from floodmark.wire.columns import decode_changes
 from floodmark.wire.messages import TICKET, ChangesTicket
-
-Position: TypeAlias = tuple[Version, bytes]
 
 
 def read_changes(nodes: Nodes, request: ChangesRequest, first: str | None = None) -> Iterator[ChangeBatch]:
@@ -35,8 +31,15 @@ def _batches(nodes: Nodes, request: ChangesRequest, first: str | None) -> Iterat
     def open_stream(request: ChangesRequest) -> Iterator[ChangeBatch]:
         ticket = TICKET.encode_request(ChangesTicket(request))
         with nodes.visiting(near[0]) as connection, closing(connection.open_reader(ticket)) as reader:
+            parts: list[pyarrow.RecordBatch] = []
             for number, (rows, metadata) in enumerate(reader):
+                parts.append(rows)
                 batch = decode_changes(rows, metadata)
+                if batch.snapshot is None and batch.versions and batch.versions[-1] > batch.through:
+                    continue
+                if len(parts) > 1:
+                    batch = decode_changes(pyarrow.concat_batches(parts), metadata)
+                parts = []
                 if number == 0 and batch.snapshot != request.snapshot:
                     raise WireMismatch(
                         "the server does not know snapshots in streams of changes; use the same release "
@@ -64,40 +67,19 @@ def resume_changes(
     The first batch of each stream is empty.  `renew` is called when a stream got on, and `pause` before the
     next is opened: it waits, or raises the error.
     """
-    through, snapshot, last = request.since, request.snapshot, (request.since, b"")
+    through, snapshot = request.since, request.snapshot
     primed = False
     while True:
         try:
             batches = open_stream(msgspec.structs.replace(request, since=through, snapshot=snapshot))
-            for number, told in enumerate(batches):
-                batch = told
+            for number, batch in enumerate(batches):
                 if number == 0 and primed:
                     continue
                 if number > 0:
                     renew()
                     through, snapshot = max(through, batch.through), batch.snapshot
-                    if snapshot is None:
-                        batch = _drop_seen(batch, last)
-                        if batch.keys:
-                            last = batch.versions[-1], batch.keys[-1]
                 primed = True
                 yield batch
             return
         except ELSEWHERE as error:
             pause(error)
-
-
-def _drop_seen(batch: ChangeBatch, last: Position) -> ChangeBatch:
-    """A batch without the changes up to the last one that was handed on."""
-    if not batch.versions or (batch.versions[0], batch.keys[0]) > last:
-        return batch
-    positions = zip(batch.versions, batch.keys, strict=True)
-    seen = sum(position <= last for position in positions)
-    return replace(
-        batch,
-        versions=batch.versions[seen:],
-        partitions=batch.partitions[seen:],
-        keys=batch.keys[seen:],
-        values=batch.values[seen:],
-        befores=None if batch.befores is None else batch.befores[seen:],
-    )

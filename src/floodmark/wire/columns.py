@@ -9,6 +9,7 @@ What concerns a batch of changes as a whole travels in its metadata.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Final
 
 import msgspec
@@ -121,8 +122,8 @@ def encode_changes(
 ) -> list[tuple[pyarrow.RecordBatch, bytes]]:
     """A batch of changes as messages of rows and metadata; `before_images` is what the request says.
 
-    Messages are small, so that a slow reader's buffers hold little.  Before the last one, a reader has
-    everything only up to `since`, where the batch begins; in a snapshot, up to the last key of each message.
+    Messages are small, so that a slow reader's buffers hold little.  With each, a reader has everything up to
+    its last whole commit, at least up to `since`, where the batch begins; in a snapshot, up to its last key.
     """
     columns: list[Sequence[object]] = [batch.versions, batch.partitions, batch.keys, batch.values]
     if before_images:
@@ -130,9 +131,22 @@ def encode_changes(
     messages = _cut(_batch(columns, changes_schema(before_images=before_images)), bytes_max)
     if batch.snapshot is not None:
         return [(message, _encode(_place_in_snapshot(batch, message))) for message in messages]
-    before_last = _encode(BatchMetadata(since, batch.way))
-    last = _encode(BatchMetadata(batch.through, batch.way, list(batch.heartbeats)))
-    return [*((message, before_last) for message in messages[:-1]), (messages[-1], last)]
+    ends = [_whole_through(*pair, since) for pair in pairwise(messages)]
+    spans = pairwise([since, *ends, batch.through])
+    return [
+        (message, _encode(BatchMetadata(end, batch.way, _beats_between(batch, begin, end))))
+        for message, (begin, end) in zip(messages, spans, strict=True)
+    ]
+
+
+def _whole_through(message: pyarrow.RecordBatch, following: pyarrow.RecordBatch, since: Version) -> Version:
+    """The version through which commits are whole with a message."""
+    last: Version = message.column("version")[-1].as_py()
+    return max(since, last if following.column("version")[0].as_py() != last else last - 1)
+
+
+def _beats_between(batch: ChangeBatch, since: Version, through: Version) -> list[Heartbeat]:
+    return [beat for beat in batch.heartbeats if since < beat.version <= through]
 
 
 def _place_in_snapshot(batch: ChangeBatch, message: pyarrow.RecordBatch) -> BatchMetadata:

@@ -83,7 +83,7 @@ class RangeBuffer:
         self._since, self._taken = since, snapshot
         self._prefix = prefix
         self._bytes_max = bytes_max
-        # In commit order.  The last may lie above `through`, if their commit is incomplete.
+        # Whole commits, in their order.
         self._changes: list[Change] = []
         self._changed = Condition()
         # Whether no more changes come, and whether none are taken any more.
@@ -109,9 +109,9 @@ class RangeBuffer:
         """
         with self._changed:
             self._changed.wait_for(lambda: self._is_over or self.has_more)
-            if linger_seconds and self._complete():
+            if linger_seconds and self._changes:
                 self._changed.wait_for(
-                    lambda: self._is_over or self._is_full() or self._complete() >= records_max,
+                    lambda: self._is_over or self._is_full() or len(self._changes) >= records_max,
                     linger_seconds,
                 )
             if self._closed or not self.has_more:
@@ -134,20 +134,13 @@ class RangeBuffer:
         return None if self.snapshot is None else RangeBatch(since, [], since, self.snapshot)
 
     def _next_commits(self, records_max: int) -> RangeBatch:
-        end, through = self._complete(), self.through
+        end, through = len(self._changes), self.through
         if end > records_max:
             last = self._changes[records_max - 1].version
             cut = bisect_right(self._changes, last, key=_version)
             if cut < end:
                 end, through = cut, last
         return RangeBatch(self._since, self._changes[:end], through)
-
-    def forget_incomplete(self) -> None:
-        """Drop the part of an incomplete commit, which will be read again from its start."""
-        with self._changed:
-            end = self._complete()
-            self.bytes -= weigh(self._changes[end:])
-            del self._changes[end:]
 
     def finish(self) -> None:
         with self._changed:
@@ -167,13 +160,8 @@ class RangeBuffer:
         """Whether there is a batch to take, which may be an empty one."""
         return (self.through, self.snapshot) != (self._since, self._taken)
 
-    def _complete(self) -> int:
-        """How many changes belong to complete commits."""
-        return bisect_right(self._changes, self.through, key=_version)
-
     def _is_full(self) -> bool:
-        # A commit that is larger than the buffer must come in whole, or it could never be written.
-        return self.bytes >= self._bytes_max and self._complete() > 0
+        return self.bytes >= self._bytes_max
 
 
 def weigh(changes: Sequence[Change]) -> int:
@@ -459,10 +447,6 @@ class RangeWorker:
             except Terminal:
                 raise
             except FloodmarkError as error:
-                # The changes behind the last whole commit are read again.
-                self.buffer.forget_incomplete()
-                if self.counting is not None:
-                    self.counting.forget_behind(self.buffer.through)
                 self._pause(self.reading, error)
 
     def _follow(self) -> None:

@@ -267,10 +267,10 @@ class Columns:
     def drain(self, through: Version, way: Way) -> Iterator[ChangeBatch]:
         """Everything gathered so far, as batches of which the last goes through `through`.
 
-        It is one batch, unless before-images are wanted: how large these are only shows when they are read.
+        The caller has added whole commits.  They are one batch, unless before-images are wanted: how large
+        these are only shows when they are read.
         """
         self._settle()
-        heartbeats = self._heartbeats
         versions, partitions, keys, values = self._columns()
         gathered = ChangeBatch(
             through=through,
@@ -279,11 +279,9 @@ class Columns:
             partitions=partitions,
             keys=keys,
             values=[b""] * len(keys) if self._keys_only else values,
-            heartbeats=[beat for beat in heartbeats if beat.version <= through],
+            heartbeats=self._heartbeats,
         )
         self.clear()
-        # Several logs may be sealed at one version: their heartbeats come when all of them are there.
-        self._heartbeats = [beat for beat in heartbeats if beat.version > through]
         if self._before is None:
             yield gathered
         else:
@@ -302,10 +300,9 @@ class Columns:
         for index, (version, value, image) in enumerate(rows):
             befores.append(image)
             size += len(value) + len(image or b"") + CHANGE_BYTES
-            if size >= BATCH_BYTES_MAX and index < last:
-                complete = version if versions[index + 1] != version else version - 1
-                yield _cut(gathered, slice(start, index + 1), befores, since, complete)
-                start, size, since, befores = index + 1, 0, complete, []
+            if size >= BATCH_BYTES_MAX and index < last and versions[index + 1] != version:
+                yield _cut(gathered, slice(start, index + 1), befores, since, version)
+                start, size, since, befores = index + 1, 0, version, []
         yield _cut(gathered, slice(start, last + 1), befores, since, gathered.through)
 
     def _find_images(self, gathered: ChangeBatch, before: Before) -> Iterator[bytes | None]:

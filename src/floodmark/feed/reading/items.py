@@ -109,7 +109,6 @@ class Decoder:
         self._load_names = names
         self._physical_ms = physical_ms
         self._names: dict[bytes, str | None] = {}
-        self._latest: Version = 0
 
     def decode(self, batch: ChangeBatch, on_damaged: OnDamaged | None = None) -> list[Change]:
         """The changes of a batch, in its order.
@@ -162,10 +161,7 @@ class Decoder:
             yield from sorted(merged, key=_version)
         else:
             yield from changes
-        if batch.versions and batch.snapshot is None:
-            self._latest = max(self._latest, batch.versions[-1])
-        # In the middle of a commit there is no place to go on from: its first half would come twice.
-        if resolved_markers and batch.through >= self._latest:
+        if resolved_markers:
             yield Resolved(batch.through, batch.snapshot)
 
     def _decode_rows(self, batch: ChangeBatch, on_damaged: OnDamaged | None) -> Iterator[Change]:

@@ -20,15 +20,19 @@ a reader that resumes in the middle finds the same.
 A slow reader must cost the writers nothing.  A stream holds one batch in memory, takes no lock that
 writers wait for, and gathers the commits of a few milliseconds instead of being woken for
 every commit; a commit to other keys does not wake it at all (`partition/following.py`).
+
+A batch ends where a commit ends, so a reader never gets a part of an atomic batch, whatever partitions it
+lies in.  A commit that is larger than a batch makes a larger batch: the limit of commits bounds both.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import count, pairwise
 from pathlib import Path
 from threading import Event, RLock
-from typing import Final, TypeAlias
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -45,8 +49,6 @@ from floodmark.model.version import Version, physical_ms
 from floodmark.partition import Follower, LogLine, Node, version_of
 from floodmark.routing import Router
 
-# A change's place in the stream: by version, and by key within a commit.
-Position: TypeAlias = tuple[Version, bytes]
 # How long a follower waits before it looks around by itself, as for a site that was closed.
 FOLLOW_SECONDS: Final = 0.2
 # A follower gathers the commits of this time, so that it need not be woken for each.
@@ -192,10 +194,8 @@ class ChangeReader:
                 raise
             return None
 
-    def scan(
-        self, keys: KeyRange, since: Version, until: Version, seen: Position, columns: Columns
-    ) -> Iterator[ChangeBatch]:
-        """The changes of qualified keys in `(since, until]`, in commit order, without those up to `seen`.
+    def scan(self, keys: KeyRange, since: Version, until: Version, columns: Columns) -> Iterator[ChangeBatch]:
+        """The changes of qualified keys in `(since, until]`, in commit order.
 
         The caller holds a safe point at `since`, and `until` is resolved: the versions in between do not
         change.  An empty batch comes after each page, so that a reader can stop.
@@ -215,11 +215,8 @@ class ChangeReader:
                 yield ChangeBatch(through=since, way=Way.SCAN)
             last = since
             for version, key, partition, stored in sorter.rows():
-                if (version, key) <= seen:
-                    continue
-                if columns.gathered_bytes >= BATCH_BYTES_MAX:
-                    # A batch goes through the last complete commit.
-                    yield from columns.drain(last if version != last else last - 1, Way.SCAN)
+                if version != last and columns.gathered_bytes >= BATCH_BYTES_MAX:
+                    yield from columns.drain(last, Way.SCAN)
                 columns.add_change(version, partition, key, stored)
                 last = version
             yield from columns.drain(until, Way.SCAN)
@@ -234,7 +231,6 @@ class _Stream:
         self._node = node
         self._request = request
         self._position = request.since
-        self._seen: Position = request.since, b""
         self._way = Way.LOG
         before = node.find_before if request.before_images else None
         self._columns = Columns(
@@ -280,8 +276,6 @@ class _Stream:
                 target = resolved if request.until is None else min(request.until, resolved)
                 if target > self._position:
                     for batch in self.deliver(self._catch_up(self._position, target)):
-                        if batch.keys:
-                            self._seen = batch.versions[-1], batch.keys[-1]
                         yield batch
                         self._position = max(self._position, batch.through)
                         advance(self._position)
@@ -328,7 +322,7 @@ class _Stream:
         except VersionCollected:
             # The log was trimmed.  The versions are still there: this stream's safe point keeps them.
             self._columns.clear()
-            yield from self._reader.scan(self._request.keys, since, target, self._seen, self._columns)
+            yield from self._reader.scan(self._request.keys, since, target, self._columns)
 
     def _from_tail(self, since: Version, target: Version) -> list[ChangeBatch] | None:
         """The next batch, if the tail has it.  Not more: batches kept here escape the tail's limit."""
@@ -347,23 +341,20 @@ class _Stream:
 
 def gather_lines(pages: Iterable[list[LogLine]], target: Version, columns: Columns) -> Iterator[ChangeBatch]:
     """The changes of change-log lines up to `target`, through which the last batch goes."""
-    # A commit may go on in the next page: its last line is kept back until that is known.
+    # The last commit of a page may continue in the next one, and is kept back.
     kept: list[LogLine] = []
     for page in pages:
         lines = kept + page
-        for line, following in pairwise(lines):
+        last = version_of(lines[-1])
+        end = bisect_left(lines, last, key=version_of)
+        for line, following in pairwise(lines[: end + 1]):
             columns.add_line(line)
-            if columns.gathered_bytes >= BATCH_BYTES_MAX:
-                yield from columns.drain(_complete_through(line, following), Way.LOG)
-        kept = lines[-1:]
+            is_full = columns.gathered_bytes >= BATCH_BYTES_MAX
+            if is_full and version_of(line) != version_of(following):
+                yield from columns.drain(version_of(line), Way.LOG)
+        kept = lines[end:]
         if not columns.is_empty:
-            yield from columns.drain(_complete_through(lines[-2], lines[-1]), Way.LOG)
+            yield from columns.drain(last - 1, Way.LOG)
     for line in kept:
         columns.add_line(line)
     yield from columns.drain(target, Way.LOG)
-
-
-def _complete_through(line: LogLine, following: LogLine) -> Version:
-    """The version through which all is read with the lines up to `line`."""
-    version = version_of(line)
-    return version if version_of(following) != version else version - 1

@@ -139,7 +139,7 @@ class SubscriptionReader:
         )
 
     def _steps(self, request: ChangesRequest, snapshot: SnapshotPlace | None = None) -> Iterator[ReadStep]:
-        """Number the changes of each commit, which may go on in the next batch.
+        """Number the changes of each commit.
 
         A snapshot is one commit, whose rows are counted from the place on.
         """

@@ -37,8 +37,6 @@ class FeedReader:
         self._holds = holds
         self._checkpoint: Version | None = None
         self._position: Version = 0
-        # Changes of a commit whose other changes the stream has yet to tell.
-        self._ahead: list[SeenChange] = []
         self._stream: Iterator[ChangeBatch] | None = None
         self._life = 0
 
@@ -70,7 +68,7 @@ class FeedReader:
             # The reader has crashed, or the site has: what is known is the checkpoint.
             self._stream, self._life = None, self._site.life
             assert self._checkpoint is not None
-            self._position, self._ahead = self._checkpoint, []
+            self._position = self._checkpoint
         since = self._position
         if not self._follows:
             told, self._position = self._site.read_changes(self._request(since))
@@ -78,12 +76,10 @@ class FeedReader:
         try:
             batches = [self._next_batch(since) for _ in range(self._random.randint(1, POLLS_MAX))]
         except FloodmarkError:
-            self._stream, self._ahead = None, []
+            self._stream = None
             raise
         self._position = max(since, batches[-1].through)
-        told = self._ahead + [seen for batch in batches for seen in seen_of(batch, partial=self._partial)]
-        self._ahead = [seen for seen in told if seen.version > self._position]
-        return told[: len(told) - len(self._ahead)], since
+        return [seen for batch in batches for seen in seen_of(batch, partial=self._partial)], since
 
     def _next_batch(self, since: Version) -> ChangeBatch:
         if self._stream is None:
@@ -107,7 +103,7 @@ class FeedReader:
 
     def _check_collected(self) -> None:
         """A reader that holds a safe point must never lose its place, and another only to a collection."""
-        self._stream, self._ahead = None, []
+        self._stream = None
         oldest = self._site.call_host(lambda host: host.retention.oldest_version(self._namespace))
         if self._holds or self._position >= oldest:
             place, collected = show_version(self._position), show_version(oldest)
