@@ -30,12 +30,12 @@ def main() -> None:
         assert isinstance(site.host, EmbeddedHost)
         node, namespace = site.host.node, encode_namespace(1)
         for number in range(1, options.partitions):
-            node.split(namespace + b"%08d" % (2 * number))
+            node.reshaping.split(namespace + b"%08d" % (2 * number))
         walls: list[float] = []
         processor: list[float] = []
         for number in range(SPLITS):
             began, began_processor = perf_counter(), process_time()
-            node.split(namespace + b"%08d" % (2 * number + 1))
+            node.reshaping.split(namespace + b"%08d" % (2 * number + 1))
             walls.append(perf_counter() - began)
             processor.append(process_time() - began_processor)
     wall_ms, processor_ms = (1_000 * statistics.median(each) for each in (walls, processor))

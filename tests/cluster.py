@@ -159,5 +159,5 @@ class SiteCluster:
     def give(self, number: int, key: bytes = KEY) -> None:
         """Move the partition of a key from the first node to another."""
         first = self.cluster.nodes[0].node
-        first.move(first.map.route(key).id, number)
+        first.reshaping.move(first.map.route(key).id, number)
         self.cluster.nodes[number - 1].node.refresh()

@@ -97,7 +97,7 @@ class NodeCluster:
         first.split("users", b"p")
         for number, partition in zip((1, 2, 3), first.partitions(), strict=True):
             if number != 1:
-                self.host(1).shared.node.move(partition.id, number)
+                self.host(1).shared.node.reshaping.move(partition.id, number)
         self.tick()
 
     def owner_of(self, namespace: str, key: bytes) -> int:

@@ -30,7 +30,6 @@ CLASS_METHODS_KNOWN = {
     "EngineContract": 41,
     "History": 27,
     "LocalPartition": 36,
-    "Node": 30,
     "Site": 31,
     "StreamContract": 30,
     "World": 29,

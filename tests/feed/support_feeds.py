@@ -76,7 +76,7 @@ class World:
         return self.router.put({encode_namespace(USERS) + key: TOMBSTONE}, durable=True)
 
     def split(self, key: bytes) -> None:
-        self.node.split(encode_namespace(USERS) + key)
+        self.node.reshaping.split(encode_namespace(USERS) + key)
 
     def collect(self) -> Version:
         """Collect as far as the safe points allow; the oldest version that can still be read then."""
@@ -127,7 +127,7 @@ def merge_or_split(world: World, random: Random) -> None:
     """Reshape the partitions somehow."""
     partitions = world.node.map.partitions
     if len(partitions) > 5:
-        world.node.merge(partitions[0].id, partitions[1].id)
+        world.node.reshaping.merge(partitions[0].id, partitions[1].id)
         return
     key = bytes([random.randrange(ord("b"), ord("z"))])
     if all(partition.range.start != encode_namespace(USERS) + key for partition in partitions):

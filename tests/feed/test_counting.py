@@ -134,7 +134,7 @@ def test_what_was_counted_of_ranges_that_are_gone_leaves_intervals_unchecked() -
 
     reach({slow.id: ends[1], slow.id + 1: ends[1], fast.id: ends[5], fast.id + 1: ends[5]})
     *_, left, right = world.node.map.partitions
-    world.node.merge(left.id, right.id)
+    world.node.reshaping.merge(left.id, right.id)
     feed = world.store.rebalance("copy")
     assert [part.checkpoint for part in feed.ranges] == [ends[1], ends[1], ends[5]]
     checks = reach({part.id: ends[-1] for part in feed.ranges})

@@ -72,7 +72,7 @@ def split_somewhere(world: World, key: bytes) -> None:
 def merge_somewhere(world: World) -> None:
     partitions = world.node.map.partitions
     if len(partitions) > 1:
-        world.node.merge(partitions[0].id, partitions[1].id)
+        world.node.reshaping.merge(partitions[0].id, partitions[1].id)
 
 
 def test_a_rebalance_is_told_to_the_runner_and_what_it_still_reports_of_the_old_ranges_is_void(

@@ -80,7 +80,7 @@ class Oslo:
         owners = self.cluster.cluster.nodes
         partition = self.cluster.nodes[0].map.route(self.qualify(key))
         holder = next(each for each in owners if partition in each.node.map.partitions)
-        holder.node.move(partition.id, owner)
+        holder.node.reshaping.move(partition.id, owner)
         owners[owner - 1].node.refresh()
 
     def changes(
@@ -169,7 +169,7 @@ def move_all(oslo: Oslo) -> None:
 
 
 def split(oslo: Oslo) -> None:
-    oslo.cluster.cluster.nodes[2].node.split(oslo.qualify(b"t"))
+    oslo.cluster.cluster.nodes[2].node.reshaping.split(oslo.qualify(b"t"))
 
 
 EVENTS = [

@@ -50,7 +50,7 @@ def test_only_the_owner_serves_a_partition() -> None:
     with pytest.raises(PartitionMoved):
         serving(second).get(KEY)
     with pytest.raises(PartitionMoved):
-        second.node.split(KEY)
+        second.node.reshaping.split(KEY)
 
 
 def test_a_partition_moves_to_another_node_above_all_that_was_announced() -> None:
@@ -58,7 +58,7 @@ def test_a_partition_moves_to_another_node_above_all_that_was_announced() -> Non
     put(first, b"1")
     announced = serving(first).resolved_version()
     left = serving(first)
-    first.node.move(left.id, 2)
+    first.node.reshaping.move(left.id, 2)
     with pytest.raises(PartitionMoved):
         left.resolved_version()
     second.node.refresh()
@@ -74,7 +74,7 @@ def test_the_partitions_of_a_dead_node_are_shared_out() -> None:
     cluster = Cluster(3)
     first, second, third = cluster.nodes
     put(first, b"1")
-    first.node.split(LATER)
+    first.node.reshaping.split(LATER)
     cluster.bury(first)
     assert {row.node for row in second.node.rows} == {2, 3}
     owner = second if not serving(second).retired else third
@@ -102,7 +102,7 @@ def test_a_zombie_can_do_no_harm_and_finds_its_way_back() -> None:
     assert first.node is not zombie
     with pytest.raises(NodeFenced):
         zombie.map.route(KEY)
-    second.node.move(serving(second).id, 1)
+    second.node.reshaping.move(serving(second).id, 1)
     cluster.tick(first, second)
     assert put(first, b"2") > version
 
@@ -203,7 +203,7 @@ def test_one_node_keeps_the_site_at_a_time() -> None:
 
 def test_no_node_writes_by_settings_that_were_changed() -> None:
     first, second = Cluster().nodes
-    first.node.move(serving(first).id, 2)
+    first.node.reshaping.move(serving(first).id, 2)
     second.node.refresh()
     assert first.engine.write([(META, b"namespaces/1", b"changed")])
     seen_as_changed: list[bool] = []
@@ -222,7 +222,7 @@ def test_a_map_that_changes_while_it_is_read_is_read_again() -> None:
     def scan_and_move(*args: Any, **options: Any) -> Any:
         page = scan(*args, **options)
         if page and moves:
-            first.node.move(serving(first).id, moves.pop())
+            first.node.reshaping.move(serving(first).id, moves.pop())
         return page
 
     with patch.object(second.engine, "scan", scan_and_move):

@@ -283,13 +283,13 @@ class World:
     def split(self) -> None:
         key = self.chance.choice([key for key in KEYS if key[3:] != b"a"])
         if self.partition(key).range.start != key:
-            self.node.split(key)
+            self.node.reshaping.split(key)
             self.unsynced = []
 
     def merge(self) -> None:
         if len(self.node.map.partitions) > 1:
             left, right, *_ = self.node.map.partitions
-            self.node.merge(left.id, right.id)
+            self.node.reshaping.merge(left.id, right.id)
             self.unsynced = []
 
     # What must hold

@@ -27,7 +27,7 @@ def give_second(cluster: NodeCluster) -> None:
     """Make the namespace `users`, and give the keys from `m` on to the second node."""
     cluster.sites[1].create_namespace("users")
     _, right = cluster.sites[1].split("users", b"m")
-    cluster.host(1).shared.node.move(right, 2)
+    cluster.host(1).shared.node.reshaping.move(right, 2)
     cluster.tick()
 
 

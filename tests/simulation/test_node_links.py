@@ -90,10 +90,10 @@ class NodeSite(SiteCluster):
         node = self.any_host().node
         key = qualified(Key(self.random.choice(NAMESPACES), self.random.choice(KEYS)))
         if len(node.map.partitions) < PARTITIONS_MAX:
-            node.split(key)
+            node.reshaping.split(key)
         else:
             number = self.random.randint(1, len(self.cluster.nodes))
-            node.move(node.map.route(key).id, number)
+            node.reshaping.move(node.map.route(key).id, number)
             self.cluster.nodes[number - 1].node.refresh()
 
     def give_keeper(self) -> None:

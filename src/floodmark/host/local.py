@@ -135,13 +135,13 @@ class LocalPeers(LocalPort):
         return partition_heat(self._node, self._own())
 
     def split_peer(self, key: bytes) -> tuple[int, int]:
-        return self._node.split(key)
+        return self._node.reshaping.split(key)
 
     def merge_peer(self, left: int, right: int) -> int:
-        return self._node.merge(left, right)
+        return self._node.reshaping.merge(left, right)
 
     def move_peer(self, partition: int, node: int) -> int:
-        return self._node.move(partition, node)
+        return self._node.reshaping.move(partition, node)
 
     def refresh_peer(self) -> None:
         self._node.refresh()
@@ -180,7 +180,7 @@ class LocalPartitions(LocalPort):
 
     def split_at(self, key: bytes) -> tuple[int, int]:
         """`split` before a qualified key."""
-        return self._node.split(key)
+        return self._node.reshaping.split(key)
 
     def split_by_load(self, partition: int) -> SplitByLoad:
         key = halving_key(recent_keys(self._node, partition))
@@ -193,7 +193,7 @@ class LocalPartitions(LocalPort):
         return SplitByLoad(left=left, right=right, key=key)
 
     def merge(self, left: int, right: int) -> int:
-        return self._node.merge(left, right)
+        return self._node.reshaping.merge(left, right)
 
     def heat(self) -> list[PartitionHeat]:
         return partition_heat(self._node, self._node.map.partitions)

@@ -3,36 +3,32 @@
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 from floodmark.clock import HybridClock
-from floodmark.codec.changelog import encode_heartbeat, encode_log_key
 from floodmark.codec.ordered import qualify_range
-from floodmark.engine import Engine, Guard, WriteRow
+from floodmark.engine import Engine, Guard
 from floodmark.model.change import Heartbeat
 from floodmark.model.errors import (
     ClockSkew,
     Closed,
     FloodmarkError,
-    LimitExceeded,
     PartitionMoved,
-    PartitionNotFound,
-    Retryable,
     Unreachable,
 )
-from floodmark.model.limits import COMMIT_BYTES_MAX, PARTITIONS_MAX
+from floodmark.model.limits import COMMIT_BYTES_MAX
 from floodmark.model.partition import CommitLimits, PartitionMap, Settler
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import COUNTER_BITS, VERSION_MAX, Version
 from floodmark.partition.beating import NODE, Heartbeats
 from floodmark.partition.commit.commit import BYTES_PER_BYTE, ROWS_PER_CHANGE, RoundStep
 from floodmark.partition.commit.entering import Entrance
-from floodmark.partition.commit.storage import Storage, unknown
-from floodmark.partition.committer import Committer, moved
+from floodmark.partition.commit.storage import Storage
+from floodmark.partition.committer import Committer
 from floodmark.partition.expiring import Expiries
-from floodmark.partition.families import CLOCK_BOUND, EXPIRING_INDEXED, LOG, META
+from floodmark.partition.families import CLOCK_BOUND, EXPIRING_INDEXED, META
 from floodmark.partition.fencing import highest_ceiling
 from floodmark.partition.holds import Holds
 from floodmark.partition.layout import (
@@ -45,16 +41,15 @@ from floodmark.partition.layout import (
     load_version,
     open_partition,
     remove_log,
-    remove_partition,
     store_log,
     store_next_id,
     store_version,
-    update_layout,
 )
 from floodmark.partition.partition import LocalPartition, observe_version
-from floodmark.partition.prepared.writes import conflict, remove_rows
+from floodmark.partition.prepared.writes import remove_rows
 from floodmark.partition.read.changelog import LogLine, look_up_value, read_logs
 from floodmark.partition.read.records import VersionsPage, find_before, scan_versions
+from floodmark.partition.reshaping import Reshaping
 from floodmark.partition.retention.retention import Retention
 
 # A transaction carries its decision out at once; after this time its caller is gone.
@@ -140,6 +135,7 @@ class Node:
             self.committer.tail.share()
         self.expiries = Expiries(self.committer, clock, lambda: self.map, is_shared=bool(number))
         self.heartbeats = Heartbeats(self, self.committer, clock, self.retention)
+        self.reshaping = Reshaping(self)
         self._retired_writes = self._retired_bytes = 0
         self.map: PartitionMap[LocalPartition] = PartitionMap((), ())
         self.logs: Sequence[LogRow] = ()
@@ -182,9 +178,9 @@ class Node:
 
     def load(self) -> None:
         """Load the map from the engine.  Partitions that are no longer in it retire."""
-        self._show(load_partitions(self.engine), load_logs(self.engine))
+        self.show(load_partitions(self.engine), load_logs(self.engine))
 
-    def _show(self, stored: Sequence[PartitionRow], logs: Sequence[LogRow]) -> None:
+    def show(self, stored: Sequence[PartitionRow], logs: Sequence[LogRow]) -> None:
         """Serve the partitions of a map."""
         serving = {partition.id: partition for partition in self.map.partitions}
         partitions = [serving.pop(row.id) if row.id in serving else self._serve(row) for row in stored]
@@ -227,111 +223,6 @@ class Node:
             serving=lambda: self.map,
         )
 
-    def split(self, key: bytes) -> tuple[int, int]:
-        """Split the partition of a qualified key before that key; the two ids."""
-        with self._sealing(lambda: [self.map.route(key)]):
-            partition = self.map.route(key)
-            if key == partition.range.start:
-                raise PartitionNotFound(
-                    f"partition {partition.id} already starts at {key!r}; choose a key inside it",
-                    partition=partition.id,
-                )
-            if len(self.map.partitions) >= PARTITIONS_MAX:
-                raise LimitExceeded(f"a site has at most {PARTITIONS_MAX:,} partitions; merge some first")
-            left = KeyRange(partition.range.start, key)
-            right = KeyRange(key, partition.range.end)
-            left_id, right_id = self._reshape([partition], [left, right])
-            return left_id, right_id
-
-    def merge(self, left_id: int, right_id: int) -> int:
-        """Merge two neighbouring partitions; the id of the new one."""
-        with self._sealing(lambda: [_find(self.map, left_id), _find(self.map, right_id)]):
-            left, right = _find(self.map, left_id), _find(self.map, right_id)
-            if left.range.end is None or left.range.end != right.range.start:
-                raise PartitionNotFound(
-                    f"partition {right_id} does not follow partition {left_id}; only neighbours merge",
-                    partition=right_id,
-                )
-            joined = KeyRange(left.range.start, right.range.end)
-            return self._reshape([left, right], [joined])[0]
-
-    @contextmanager
-    def _sealing(self, find: Callable[[], Sequence[LocalPartition]]) -> Iterator[None]:
-        """Settle the prepared writes of some partitions and hold the turn, to seal their logs."""
-        partitions = find()
-        for partition in partitions:
-            partition.sealing = True
-        try:
-            for partition in partitions:
-                partition.settle_prepared()
-            with self.storage.settled():
-                self.storage.require_wanted()
-                for partition in find():
-                    if partition.retired:
-                        raise moved(partition)
-                yield
-        finally:
-            for partition in partitions:
-                partition.sealing = False
-
-    def move(self, partition_id: int, owner: int) -> int:
-        """Give a partition to another node, which serves it when it has loaded the map; the new id."""
-        with self._sealing(lambda: [_find(self.map, partition_id)]):
-            partition = _find(self.map, partition_id)
-            # From here on no version is announced for it: the new owner only moves its clock past the seal.
-            partition.retired = True
-            try:
-                return self._reshape([partition], [partition.range], owner=owner)[0]
-            except BaseException:
-                # After a recovery the map tells.
-                partition.retired = self.storage.stopped or partition not in self.map.partitions
-                raise
-
-    def _reshape(
-        self, olds: Sequence[LocalPartition], ranges: Sequence[KeyRange], *, owner: int | None = None
-    ) -> tuple[int, ...]:
-        """Seal the logs of some partitions and replace the partitions, in one write; the new ids.
-
-        The caller holds the turn, so every version below the seal is settled.
-        """
-        number = self.number if owner is None else owner
-        for old in olds:
-            if writes := self.committer.prepared.within(old.range):
-                raise conflict(writes[0])
-        first_id, step = load_next_id(self.engine, self.number), id_step(self.number)
-        ids = range(first_id, first_id + 2 * step * len(ranges), 2 * step)
-        logs = {log.id: log for log in self.logs}
-        parents = [partition.log_id for partition in olds]
-
-        rows: list[WriteRow] = []
-
-        def build(version: Version) -> list[WriteRow]:
-            rows.append(store_next_id(self.number, ids.stop))
-            for old in olds:
-                rows.append(remove_partition(old.id))
-                rows.append(store_log(_sealed(logs[old.log_id], version)))
-                last = self.heartbeats.end_log(logs[old.log_id], old, version)
-                rows.append((LOG, encode_log_key(old.log_id, version), encode_heartbeat(last)))
-            for partition_id, keys in zip(ids, ranges, strict=True):
-                rows.extend(
-                    open_partition(partition_id, partition_id + step, keys, version, parents, node=number)
-                )
-            return rows
-
-        self.committer.sync_in_turn()
-        self.committer.store_in_turn(build)
-        try:
-            self._show(*update_layout(self.rows, self.logs, rows))
-        except BaseException as error:
-            self.storage.stop()
-            if isinstance(error, FloodmarkError):
-                raise unknown(error) from error
-            raise
-        became = ", ".join(map(str, ids))
-        for old in olds:
-            _log.info("partition %d became %s", old.id, became, extra={"partition": old.id})
-        return tuple(ids)
-
     # Heartbeats
 
     def heartbeat(self) -> Heartbeat:
@@ -370,15 +261,7 @@ class Node:
             for partition in self.map.partitions:
                 partition.settle_decided(until)
         for inherited in self.heartbeats.inherited():
-            self._renew(inherited, until)
-
-    def _renew(self, partition_id: int, until: Version) -> None:
-        """Replace a partition that was taken over with its log, once its prepared writes have ended."""
-        with suppress(Retryable, PartitionNotFound):
-            if not self.committer.prepared.within(_find(self.map, partition_id).range, until):
-                with self._sealing(lambda: [_find(self.map, partition_id)]):
-                    partition = _find(self.map, partition_id)
-                    self._reshape([partition], [partition.range])
+            self.reshaping.renew(inherited, until)
 
     # Changes
 
@@ -505,15 +388,6 @@ def resolved_versions(node: Node) -> dict[int, Version]:
     return resolved
 
 
-def _find(served: PartitionMap[LocalPartition], partition_id: int) -> LocalPartition:
-    for partition in served.partitions:
-        if partition.id == partition_id:
-            return partition
-    raise PartitionNotFound(
-        f"no partition {partition_id}; the site lists its partitions", partition=partition_id
-    )
-
-
 def _share(
     node: Node, rows: Sequence[PartitionRow], partitions: Sequence[LocalPartition], logs: Sequence[LogRow]
 ) -> None:
@@ -534,16 +408,4 @@ def _commit_limits(engine: Engine) -> CommitLimits:
     return CommitLimits(
         bytes_max=min(COMMIT_BYTES_MAX, limits.batch_bytes_max // BYTES_PER_BYTE),
         changes_max=limits.batch_rows_max // ROWS_PER_CHANGE,
-    )
-
-
-def _sealed(log: LogRow, version: Version) -> LogRow:
-    return LogRow(
-        id=log.id,
-        partition=log.partition,
-        start=log.start,
-        end=log.end,
-        parents=log.parents,
-        opened_at=log.opened_at,
-        sealed_at=version,
     )

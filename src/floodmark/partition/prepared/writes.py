@@ -32,7 +32,7 @@ counted; the commit corrects the tallies that wait for the next heartbeat, or re
 
 **Garbage.**  Safe points stay at or below the resolved version, so nothing at or above p is collected or
 trimmed, and a dropped namespace is kept until its prepared writes have ended.  Splits and merges settle
-prepared writes first, since they seal logs (`Node._sealing`).
+prepared writes first, since they seal logs (`reshaping.py`).
 """
 
 from bisect import bisect_left

@@ -437,17 +437,17 @@ class NodesWorld:
             node = self._any_life(member, "split")
             partitions = node.map.partitions
             if len(partitions) < PARTITIONS_MAX:
-                node.split(self.random.choice(KEYS))
+                node.reshaping.split(self.random.choice(KEYS))
             elif len(partitions) > 1:
                 member.doing = member.doing and "merge"
                 place = self.random.randrange(len(partitions) - 1)
-                node.merge(partitions[place].id, partitions[place + 1].id)
+                node.reshaping.merge(partitions[place].id, partitions[place + 1].id)
 
     def _move(self, member: Member) -> None:
         if member.lives:
             node = self._any_life(member, "move")
             partition = node.map.route(self.random.choice(KEYS))
-            node.move(partition.id, self.random.choice(self.members).number)
+            node.reshaping.move(partition.id, self.random.choice(self.members).number)
 
     def _rename(self, member: Member) -> None:
         """Change the catalog, as a keeper does: by what it has in memory."""
