@@ -55,3 +55,12 @@ def test_the_source_distribution_names_what_there_is() -> None:
     for line in (ROOT / "MANIFEST.in").read_text("utf-8").splitlines():
         verb, *names = line.split()
         assert verb == "global-exclude" or [name for name in names if not (ROOT / name).exists()] == []
+
+
+def test_the_source_distribution_has_what_its_tests_import() -> None:
+    manifest = (ROOT / "MANIFEST.in").read_text("utf-8")
+    texts = [path.read_text("utf-8") for path in (ROOT / "tests").rglob("*.py")]
+    imported = {name for text in texts for name in re.findall(r"^(?:from|import) (\w+)", text, re.MULTILINE)}
+    needed = {name for name in imported if (ROOT / name).is_dir()}
+    assert needed == {"benchmarks", "tests"}
+    assert needed <= set(re.findall(r"^graft (\w+)", manifest, re.MULTILINE))
