@@ -4,13 +4,14 @@
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily
 
-from floodmark.server.metrics import DESCRIBED, ServerMetrics
+from floodmark.server.counters import ServerMetrics
+from floodmark.server.metrics import DESCRIBED, Group
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 
@@ -45,6 +46,21 @@ ALERTS: Final = (
         "5m",
         "critical",
         "Make room: the site refuses writes before the disk is full.",
+    ),
+    Alert(
+        "FloodmarkCertificateExpires",
+        "floodmark_certificate_expiry_timestamp_seconds - time() < 14 * 86400",
+        "1h",
+        "warning",
+        "Renew the certificate, and restart the server, which reads it when it starts.",
+    ),
+    Alert(
+        "FloodmarkWritesStopped",
+        "floodmark_rocksdb_writes_stopped == 1 "
+        "or increase(floodmark_rocksdb_background_errors_total[15m]) > 0",
+        "1m",
+        "critical",
+        "RocksDB takes no writes: the disk is too slow, full or broken; see the log of the server.",
     ),
     Alert(
         "FloodmarkBackgroundFails",
@@ -112,40 +128,48 @@ ALERTS: Final = (
 )
 
 
-def described() -> Iterator[Described]:
-    """Every metric of a server's page."""
+def described() -> dict[str, list[Described]]:
+    """Every metric, by the command that serves it."""
+    requests = []
     for family in ServerMetrics(["put"]).families("site"):
         # The library keeps names of labels in the samples.
         names = {name: None for sample in family.samples for name in sample.labels if name != "le"}
         name = f"{family.name}_total" if family.type == "counter" else family.name
-        yield Described(name, family.type, tuple(names), family.documentation)
-    for labels, metrics in DESCRIBED.items():
-        for metric in metrics:
+        requests.append(Described(name, family.type, tuple(names), family.documentation))
+    found = {command: [*_of_groups(groups)] for command, groups in DESCRIBED.items()}
+    return found | {"serve": [*requests, *found["serve"]]}
+
+
+def _of_groups(groups: Iterable[Group]) -> Iterator[Described]:
+    for group in groups:
+        for metric in group.metrics:
             counts = metric.family is CounterMetricFamily
             kind = metric.family(metric.name, metric.help).type
             more = () if metric.label is None else (metric.label,)
-            yield Described(f"{metric.name}{'_total' * counts}", kind, (*labels, *more), metric.help)
+            yield Described(f"{metric.name}{'_total' * counts}", kind, (*group.labels, *more), metric.help)
 
 
 def page() -> str:
     """The text of docs/metrics.md."""
-    rows = [
-        f"| `{each.name}` | {each.kind} | {', '.join(each.labels)} | {each.help} |" for each in described()
-    ]
+    tables = []
+    for command, metrics in described().items():
+        tables += [f"## floodmark {command}", "", "| metric | kind | labels | meaning |", "|---|---|---|---|"]
+        tables += [
+            f"| `{each.name}` | {each.kind} | {', '.join(each.labels)} | {each.help} |" for each in metrics
+        ]
+        tables.append("")
     alerts = [f"| `{each.name}` | `{each.expression}` | {each.lasts} | {each.advice} |" for each in ALERTS]
     return "\n".join(
         [
             "# Metrics",
             "",
-            "`floodmark serve --metrics HOST:PORT` serves these at `/metrics`, with those of its process,",
-            "for Prometheus. `docs/make_metrics.py` makes this page, a dashboard for Grafana",
+            "With `--metrics HOST:PORT` these commands serve metrics for Prometheus at `/metrics`, with",
+            "those of their process. `docs/make_metrics.py` makes this page, a dashboard for Grafana",
             "([dashboard.json](../examples/sites/dashboard.json)) and alerts",
-            "([alerts.yaml](../examples/sites/alerts.yaml)).",
+            "([alerts.yaml](../examples/sites/alerts.yaml)) from one list",
+            "([metrics.py](../src/floodmark/server/metrics.py)).",
             "",
-            "| metric | kind | labels | meaning |",
-            "|---|---|---|---|",
-            *rows,
-            "",
+            *tables,
             "## Alerts",
             "",
             "| alert | condition | for | what to do |",
@@ -157,34 +181,44 @@ def page() -> str:
 
 
 def dashboard() -> str:
-    """A Grafana dashboard with a panel for each metric."""
+    """A Grafana dashboard with a row for each command and a panel for each metric."""
     panels: list[dict[str, Any]] = []
-    for number, each in enumerate(described()):
-        expression, shown = f'{each.name}{{site=~"$site"}}', [name for name in each.labels if name != "le"]
-        if each.kind == "counter":
-            expression = f"rate({expression}[$__rate_interval])"
-        elif each.kind == "histogram":
-            by, bucket = ", ".join(["le", *shown]), f'{each.name}_bucket{{site=~"$site"}}'
-            expression = f"histogram_quantile(0.99, sum by ({by}) (rate({bucket}[$__rate_interval])))"
-        legend = " ".join(f"{{{{{name}}}}}" for name in shown)
-        panels.append(
-            {
-                "id": number + 1,
-                "type": "timeseries",
-                "title": each.name.removeprefix("floodmark_"),
-                "description": each.help,
-                "datasource": {"type": "prometheus", "uid": "${source}"},
-                "gridPos": {"h": 8, "w": 8, "x": number % 3 * 8, "y": number // 3 * 8},
-                "targets": [{"refId": "A", "expr": expression, "legendFormat": legend}],
-            }
-        )
+    top = 0
+    for command, metrics in described().items():
+        row = {"type": "row", "title": f"floodmark {command}", "collapsed": False, "panels": []}
+        panels.append({"id": len(panels) + 1, "gridPos": {"h": 1, "w": 24, "x": 0, "y": top}, **row})
+        for number, each in enumerate(metrics):
+            place = {"h": 8, "w": 8, "x": number % 3 * 8, "y": top + 1 + number // 3 * 8}
+            panels.append({"id": len(panels) + 1, "gridPos": place, **_panel(each)})
+        top += 1 + (len(metrics) + 2) // 3 * 8
     source = {"name": "source", "type": "datasource", "query": "prometheus"}
-    site = {"name": "site", "type": "query", "query": "label_values(floodmark_site_up, site)"}
-    site |= {"datasource": {"type": "prometheus", "uid": "${source}"}}
+    site: dict[str, Any] = {"name": "site", "type": "query"}
+    site |= {
+        "query": "label_values(floodmark_site_up, site)",
+        "datasource": {"type": "prometheus", "uid": "${source}"},
+    }
     whole = {"uid": "floodmark", "title": "Floodmark", "schemaVersion": 39, "refresh": "30s"}
     whole |= {"time": {"from": "now-1h", "to": "now"}, "panels": panels}
     whole |= {"templating": {"list": [source, site | {"multi": True, "includeAll": True, "refresh": 2}]}}
     return json.dumps(whole, indent=1) + "\n"
+
+
+def _panel(metric: Described) -> dict[str, Any]:
+    chosen = '{site=~"$site"}' if "site" in metric.labels else ""
+    expression = f"{metric.name}{chosen}"
+    if metric.kind == "counter":
+        expression = f"rate({expression}[$__rate_interval])"
+    elif metric.kind == "histogram":
+        by, bucket = ", ".join(["le", *metric.labels]), f"{metric.name}_bucket{chosen}"
+        expression = f"histogram_quantile(0.99, sum by ({by}) (rate({bucket}[$__rate_interval])))"
+    legend = " ".join(f"{{{{{name}}}}}" for name in metric.labels)
+    return {
+        "type": "timeseries",
+        "title": metric.name.removeprefix("floodmark_"),
+        "description": metric.help,
+        "datasource": {"type": "prometheus", "uid": "${source}"},
+        "targets": [{"refId": "A", "expr": expression, "legendFormat": legend}],
+    }
 
 
 def rules() -> str:

@@ -3,12 +3,15 @@
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from urllib.request import urlopen
 
 import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from tests.feed.support_losing import lose_changes
 from tests.replication.support_links import Mesh
+from tests.server.certificates import LATER_BUT_STILL_LONG_AGO, Certificates
 
 from floodmark.accounting.checks import FINDING_MS_MAX
 from floodmark.engine import MemoryEngine
@@ -24,13 +27,11 @@ from floodmark.model.errors import (
     StorageFailed,
 )
 from floodmark.partition import FAMILIES
-from floodmark.server.metrics import (
-    BUCKETS_SECONDS,
-    NAMESPACES_SHOWN_MAX,
-    MetricsPage,
-    ServerMetrics,
-    outcome_of,
-)
+from floodmark.server import ServerOptions, serve
+from floodmark.server.certificates import first_expiry
+from floodmark.server.counters import BUCKETS_SECONDS, ServerMetrics, outcome_of
+from floodmark.server.metrics import NAMESPACES_SHOWN_MAX
+from floodmark.server.page import MetricsPage
 from floodmark.site import Site, open_engine
 from floodmark.testing.clock import START_MS, SimulatedTime
 
@@ -449,3 +450,37 @@ def test_transactions_show_how_many_there_are_and_what_was_written_to_their_logs
     assert value(page, "floodmark_txn_log_oldest_record_delay_seconds_count", **log) == 3
     assert value(page, "floodmark_txn_log_bare_entries_total", **log) == 1
     assert value(page, "floodmark_txn_log_live_records", **log) == 2
+
+
+# Certificates
+
+
+def test_the_expiry_of_a_file_is_that_of_its_first_certificate_to_expire(certificates: Certificates) -> None:
+    now = datetime.now(UTC).timestamp()
+    expired, valid = certificates.expired_client("eve").certificate, certificates.server.certificate
+    assert first_expiry(valid) > now
+    assert first_expiry(valid + expired) == LATER_BUT_STILL_LONG_AGO.timestamp()
+    assert first_expiry(certificates.root) == first_expiry(certificates.foreign_root_path.read_bytes())
+
+
+def test_a_server_with_tls_tells_when_its_certificates_expire(certificates: Certificates, site: Site) -> None:
+    options = ServerOptions(
+        tls_certificate=certificates.server.certificate_path,
+        tls_key=certificates.server.key_path,
+        tls_client_root=certificates.root_path,
+        metrics_listen="127.0.0.1:0",
+    )
+    with serve(site, "127.0.0.1:0", options) as running:
+        assert running.metrics_address is not None
+        with urlopen("http://{}:{}/metrics".format(*running.metrics_address)) as answer:
+            page = answer.read().decode()
+    found = {
+        sample.labels["certificate"]: sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.name == "floodmark_certificate_expiry_timestamp_seconds"
+    }
+    assert found == {
+        "server": first_expiry(certificates.server.certificate),
+        "client_root": first_expiry(certificates.root),
+    }

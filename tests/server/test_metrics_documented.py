@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 import floodmark
-from floodmark.server.metrics import MetricsPage, ServerMetrics
+from floodmark.partition import FAMILIES
+from floodmark.server.counters import ServerMetrics
+from floodmark.server.page import MetricsPage
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,12 +33,12 @@ def test_the_files_are_as_the_script_makes_them(made: Any) -> None:
 
 
 def test_every_metric_of_a_page_is_documented_with_its_labels(made: Any, tmp_path: Path) -> None:
-    known = {each.name: each for each in made.described()}
+    known = {each.name: each for each in made.described()["serve"]}
     with floodmark.open(tmp_path / "oslo", site="oslo", background=False) as site:
         site.create_namespace("users").put(b"ada", b"countess")
         site.subscribe("indexer", "users").close()
         site.feeds.create("copy", "users", "blackhole:")
-        page = MetricsPage(site, ServerMetrics(["put"]))
+        page = MetricsPage(site, ServerMetrics(["put"]), {"server": 1.0})
         families = [each for each in page.collect() if each.name.startswith("floodmark_")]
     shown = {f"{each.name}{'_total' * (each.type == 'counter')}": each for each in families}
     # Of one node in a directory there is nothing to count as a node of several.
@@ -46,12 +48,16 @@ def test_every_metric_of_a_page_is_documented_with_its_labels(made: Any, tmp_pat
         for sample in family.samples:
             assert set(sample.labels) - {"le"} == set(known[name].labels), name
     assert next(iter(shown["floodmark_disk_free_bytes"].samples)).value > 0
+    cache = next(iter(shown["floodmark_rocksdb_block_cache_bytes"].samples))
+    assert cache.value > 0
+    stored = {sample.labels["family"] for sample in shown["floodmark_rocksdb_memtables_bytes"].samples}
+    assert stored == {*FAMILIES}
     (backlog,) = shown["floodmark_subscription_backlog_changes"].samples
     assert (backlog.labels["subscription"], backlog.value) == ("indexer", 1)
 
 
 def test_alerts_name_metrics_that_there_are(made: Any) -> None:
-    known = {each.name for each in made.described()}
+    known = {each.name for metrics in made.described().values() for each in metrics}
     for alert in made.ALERTS:
         assert set(re.findall(r"floodmark_\w+", alert.expression)) <= known
 

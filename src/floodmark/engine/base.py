@@ -128,6 +128,22 @@ class Engine(Protocol):
         ...
 
 
+class EngineMeasures(NamedTuple):
+    """How an engine is doing: numbers by name, of the whole and of each family."""
+
+    whole: Mapping[str, int]
+    families: Mapping[str, Mapping[str, int]]
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """An optional capability: an engine in this process that tells how its files and memory are doing."""
+
+    def measures(self) -> EngineMeasures:
+        """The numbers of this moment."""
+        ...
+
+
 @runtime_checkable
 class DurableWrites(Protocol):
     """An optional capability: a durable write that costs less than `write` and `sync`."""

@@ -41,7 +41,15 @@ from rocksdict import (
     WriteBatch,
 )
 
-from floodmark.engine.base import RECOVERY_ROOM_BYTES, EngineLimits, Guard, Row, WriteRow, guards_hold
+from floodmark.engine.base import (
+    RECOVERY_ROOM_BYTES,
+    EngineLimits,
+    EngineMeasures,
+    Guard,
+    Row,
+    WriteRow,
+    guards_hold,
+)
 from floodmark.engine.witness import (
     Witness,
     WitnessFile,
@@ -98,6 +106,24 @@ _STATUS: Final = re.compile(
     "Operation|Aborted|Shutdown|Result incomplete|Merge|Column family|Insufficient|Already|DB "
 )
 _OLDEST_LOG: Final = "rocksdb.min-log-number-to-keep"
+
+# RocksDB's properties that tell how it is doing, of the whole database and of each family.
+_OF_DATABASE: Final = {
+    "block_cache_bytes": "rocksdb.block-cache-usage",
+    "running_compactions": "rocksdb.num-running-compactions",
+    "running_flushes": "rocksdb.num-running-flushes",
+    "background_errors": "rocksdb.background-errors",
+    "writes_stopped": "rocksdb.is-write-stopped",
+    "delayed_write_bytes_per_second": "rocksdb.actual-delayed-write-rate",
+}
+_OF_FAMILY: Final = {
+    "files_bytes": "rocksdb.total-sst-files-size",
+    "live_bytes": "rocksdb.estimate-live-data-size",
+    "memtables_bytes": "rocksdb.cur-size-all-mem-tables",
+    "table_readers_bytes": "rocksdb.estimate-table-readers-mem",
+    "pending_compaction_bytes": "rocksdb.estimate-pending-compaction-bytes",
+    "level0_files": "rocksdb.num-files-at-level0",
+}
 
 _log = logging.getLogger("floodmark.engine")
 
@@ -218,14 +244,17 @@ class _Database:
             return page
 
     def sizes(self) -> Mapping[str, int]:
+        families = self.measures().families
+        return {name: found["files_bytes"] + found["memtables_bytes"] for name, found in families.items()}
+
+    def measures(self) -> EngineMeasures:
         with self._read_errors():
             if self._database is None:
                 raise self._unavailable()
-            return {
-                name: (column.property_int_value("rocksdb.total-sst-files-size") or 0)
-                + (column.property_int_value("rocksdb.cur-size-all-mem-tables") or 0)
-                for name, column in self._columns.items()
-            }
+            return EngineMeasures(
+                _read_properties(self._database, _OF_DATABASE),
+                {name: _read_properties(column, _OF_FAMILY) for name, column in self._columns.items()},
+            )
 
     def _unavailable(self) -> FloodmarkError:
         if self._refusal is not None:
@@ -719,6 +748,10 @@ class RocksSecondary(_Database):
         self._closed = True
         with suppress(Exception):
             self._release()
+
+
+def _read_properties(column: Rdict, properties: Mapping[str, str]) -> dict[str, int]:
+    return {name: column.property_int_value(each) or 0 for name, each in properties.items()}
 
 
 def _cannot_make(path: Path, error: OSError) -> FloodmarkError:

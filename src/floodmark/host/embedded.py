@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 from weakref import WeakSet
 
+from floodmark.engine.base import EngineMeasures, Measured
 from floodmark.feed import ChangeReader
 from floodmark.feed.named.store import LocalFeedStore
 from floodmark.feed.subscription.store import LocalSubscriptionStore
@@ -206,6 +207,10 @@ class EmbeddedHost(SiteParts, Host):
             case ApplyStream(link=link):
                 commit = partial(self.router.apply, link=link)
         return LocalWriteStream(partial(commit, durable=command.durable))
+
+    def engine_measures(self) -> EngineMeasures | None:
+        engine = self.node.engine
+        return engine.measures() if isinstance(engine, Measured) else None
 
     def abandon(self) -> None:
         """Serve nothing in a process that was forked; closing is for the one that opened the site."""

@@ -19,6 +19,7 @@ from typing import Final, Protocol, get_type_hints
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from floodmark.engine.base import EngineMeasures
 from floodmark.feed import SafePoint
 from floodmark.feed.named.store import FeedStore
 from floodmark.feed.reading.cut import ChangesCut
@@ -631,6 +632,10 @@ class Host(ABC):
     def require_ready(self) -> None:
         """Raise the reason for which this process does not serve now."""
         self.versions.read_version()
+
+    def engine_measures(self) -> EngineMeasures | None:
+        """How the engine is doing; None if it lies behind a network, or does not tell."""
+        return None
 
     def node_counters(self) -> NodeCounters | None:
         """What this process counted as a node of several; None if it is none."""

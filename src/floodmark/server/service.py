@@ -17,11 +17,11 @@ from floodmark.model.limits import (
 )
 from floodmark.server.access import Access
 from floodmark.server.calls import call_handlers
+from floodmark.server.counters import ServerMetrics
 from floodmark.server.data import DataPlane, Handler
 from floodmark.server.guard import AccessGuard, check_size
 from floodmark.server.leases import Leases
 from floodmark.server.memory import FreedMemory, keep_little
-from floodmark.server.metrics import ServerMetrics
 from floodmark.server.relay import Relay
 from floodmark.server.stalled import STALL_SECONDS, Watchdog
 from floodmark.server.streams import Streams

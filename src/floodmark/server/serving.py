@@ -27,9 +27,10 @@ from floodmark.server.access import (
     require_safe_listening,
     require_safe_metrics,
 )
+from floodmark.server.certificates import first_expiry
 from floodmark.server.data import WRITE_BYTES_MAX
 from floodmark.server.health import HealthServer
-from floodmark.server.metrics import MetricsPage, feed_statistics
+from floodmark.server.page import MetricsPage, feed_statistics
 from floodmark.server.relay import Relay, listen_on, make_tls
 from floodmark.server.resp.door import RespDoor
 from floodmark.server.resp.records import Spaces
@@ -135,6 +136,7 @@ class Server:
                 insecure=options.insecure,
             )
         self._site = site
+        self._expiries = _read_expiries(options)
         self._lock = Lock()
         self._closed = False
         self._relay = _open_relay(listen, options)
@@ -211,7 +213,7 @@ class Server:
     # Health
 
     def _serve_health(self, listen: Listen) -> HealthServer:
-        page = MetricsPage(self._site, self.service.metrics)
+        page = MetricsPage(self._site, self.service.metrics, self._expiries)
         return HealthServer(
             listen.host,
             listen.port,
@@ -338,6 +340,15 @@ def _read_certificates(options: ServerOptions) -> tuple[list[tuple[bytes, bytes]
         return None, None
     pairs = [(read_file(certificate, "certificate"), read_file(key, "key"))]
     return pairs, None if root is None else read_file(root, "certificate")
+
+
+def _read_expiries(options: ServerOptions) -> dict[str, float]:
+    """When the files of certificates expire, by what they are for."""
+    pairs, root = _read_certificates(options)
+    files = {"server": pairs[0][0]} if pairs else {}
+    if root is not None:
+        files["client_root"] = root
+    return {purpose: first_expiry(file) for purpose, file in files.items()}
 
 
 def _listen(

@@ -24,7 +24,7 @@ from floodmark.model.errors import (
     Unreachable,
 )
 from floodmark.server.access import Access, Caller
-from floodmark.server.metrics import ServerMetrics, outcome_of
+from floodmark.server.counters import ServerMetrics, outcome_of
 from floodmark.server.relay import Relay
 from floodmark.server.stalled import Activity, Watchdog
 from floodmark.wire.errors import to_flight_error

@@ -18,10 +18,10 @@ from floodmark.model.errors import FloodmarkError, InvalidArgument, OutcomeUnkno
 from floodmark.model.partition import ApplyStream, LoadStream, StreamCommand, WriteStream
 from floodmark.partition.commit.entering import check_keys
 from floodmark.server.calls import require_role
+from floodmark.server.counters import ServerMetrics
 from floodmark.server.data import WRITE_BYTES_MAX
 from floodmark.server.guard import AccessGuard, check_size
 from floodmark.server.logs import log_action
-from floodmark.server.metrics import ServerMetrics
 from floodmark.server.visits import ClientGone, Visit, unexpected, waiting
 from floodmark.wire.columns import PAIRS, decode_columns, require_pairs
 from floodmark.wire.errors import describe_error

@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple, NoReturn
 from floodmark.model.errors import FloodmarkError, WireMismatch
 from floodmark.model.limits import KIB
 from floodmark.server.access import Caller
+from floodmark.server.counters import outcome_of
 from floodmark.server.data import POINT_CALLS, Handler
-from floodmark.server.metrics import outcome_of
 from floodmark.server.resp.committing import Job, Writer
 from floodmark.server.resp.session import Session
 from floodmark.server.resp.table import TABLE, Arguments, Command, CommandError, Kind

@@ -25,8 +25,8 @@ from floodmark.model.limits import (
     RESP_UNREAD_BYTES_MAX,
 )
 from floodmark.partition.node import Node
+from floodmark.server.counters import OTHER
 from floodmark.server.data import WRITE_BYTES_MAX
-from floodmark.server.metrics import OTHER
 from floodmark.server.resp.calls import Call, Put, PutJob, refuse_stopping, unknown_call
 from floodmark.server.resp.commands import GET, SET
 from floodmark.server.resp.committing import Committing, Job

@@ -24,8 +24,8 @@ from floodmark.clock import monotonic_ms, monotonic_seconds
 from floodmark.host.nodes import NodeHost
 from floodmark.model.limits import NEWCOMERS_MAX, RESP_CONNECTIONS_MAX
 from floodmark.server.access import Access
+from floodmark.server.counters import OTHER, ServerMetrics, Tally
 from floodmark.server.data import Handler
-from floodmark.server.metrics import OTHER, ServerMetrics, Tally
 from floodmark.server.relay import name_in
 from floodmark.server.resp.calls import CallFailure, find_calls
 from floodmark.server.resp.commands import COMMANDS

@@ -8,7 +8,7 @@ from floodmark.model.access import Role
 from floodmark.model.errors import NamespaceNotFound, NotAuthenticated
 from floodmark.model.version import Version
 from floodmark.server.access import Access, Caller
-from floodmark.server.metrics import ServerMetrics
+from floodmark.server.counters import ServerMetrics
 from floodmark.server.resp.records import Records, Space, Spaces
 from floodmark.server.resp.table import Arguments, Command, describe
 from floodmark.wire.resp import RESP2

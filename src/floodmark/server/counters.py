@@ -1,0 +1,191 @@
+"""What a server counts of its requests: outcomes, durations, bytes and streams."""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from math import inf
+from typing import Final
+
+from prometheus_client import Counter, Gauge, Histogram, Metric
+from prometheus_client.samples import Sample
+
+from floodmark.model.errors import FloodmarkError, NotAllowed, OutcomeUnknown, Retryable
+
+BUCKETS_SECONDS: Final = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+)  # fmt: skip
+OUTCOMES: Final = ("done", "retryable", "unknown", "not_allowed", "refused", "bug")
+OTHER: Final = "other"
+# The groups by which durations are measured.  Actions of ports, `feeds.create`, go by their port.
+_GROUPS: Final = {
+    **dict.fromkeys(("find", "get", "get_many"), "read"),
+    **dict.fromkeys(("apply", "compare_and_set", "delete_unchanged", "load", "merge", "put"), "write"),
+    **dict.fromkeys(("put_unchanged", "repair"), "write"),
+    **dict.fromkeys(("abort_prepared", "commit_prepared", "prepare", "settle"), "transactions"),
+    **dict.fromkeys(("records", "scan"), "scan"),
+    **{"changes": "changes", "write_stream": "write_stream"},
+}
+
+
+def group_of(action: str) -> str:
+    """The group of an action, as the label of a metric.
+
+    >>> group_of("put"), group_of("feeds.create"), group_of("resp.get"), group_of("hello")
+    ('write', 'feeds', 'resp', 'other')
+    """
+    port, dot, _ = action.partition(".")
+    return _GROUPS.get(action, port if dot else OTHER)
+
+
+def outcome_of(error: BaseException | None) -> str:
+    """How a request ended, as the label of a metric.
+
+    >>> from floodmark.model.errors import InvalidKey, StorageFull
+    >>> outcome_of(None), outcome_of(StorageFull("x")), outcome_of(InvalidKey("x")), outcome_of(KeyError())
+    ('done', 'retryable', 'refused', 'bug')
+    """
+    match error:
+        case None:
+            return "done"
+        case NotAllowed():
+            return "not_allowed"
+        case Retryable():
+            return "retryable"
+        case OutcomeUnknown():
+            return "unknown"
+        case FloodmarkError():
+            return "refused"
+        case _:
+            return "bug"
+
+
+class Tally:
+    """Requests of one action, counted by one thread.  Cheaper than the library's metrics, which lock."""
+
+    __slots__ = ("buckets", "outcomes", "seconds")
+
+    def __init__(self) -> None:
+        self.buckets = [0] * (len(BUCKETS_SECONDS) + 1)
+        self.seconds = 0.0
+        self.outcomes = {OUTCOMES[0]: 0}
+
+    def add(self, seconds: float, outcome: str = OUTCOMES[0], *, number: int = 1) -> None:
+        """Count requests that have ended, each of which took so long."""
+        self.buckets[bisect_left(BUCKETS_SECONDS, seconds)] += number
+        self.seconds += number * seconds
+        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + number
+
+    def samples(self, action: str) -> Iterator[Sample]:
+        """The tally as the samples of the two metrics of requests."""
+        for outcome, count in [*self.outcomes.items()]:
+            yield Sample("floodmark_requests_total", {"action": action, "outcome": outcome}, count)
+        name, count, group = "floodmark_request_seconds", 0, group_of(action)
+        for bound, number in zip((*BUCKETS_SECONDS, inf), [*self.buckets], strict=True):
+            count += number
+            yield Sample(f"{name}_bucket", {"group": group, "le": _show_bound(bound)}, count)
+        yield Sample(f"{name}_count", {"group": group}, count)
+        yield Sample(f"{name}_sum", {"group": group}, self.seconds)
+
+
+def add_samples(samples: Iterable[Sample]) -> Iterable[Sample]:
+    """The samples, with those of one name and the same labels added up: a group has several tallies."""
+    sums: dict[tuple[str, frozenset[tuple[str, str]]], Sample] = {}
+    for sample in samples:
+        key = sample.name, frozenset(sample.labels.items())
+        found = sums.get(key)
+        sums[key] = sample if found is None else sample._replace(value=found.value + sample.value)
+    return sums.values()
+
+
+def _show_bound(seconds: float) -> str:
+    return "+Inf" if seconds == inf else str(seconds)
+
+
+class ServerMetrics:
+    """Counts what a server does.  Safe to use from many threads.
+
+    `actions` are the names that a request may have; any other is counted as "other".
+
+    >>> metrics = ServerMetrics(["put", "get"])
+    >>> metrics.request("put", 0.004, "done")
+    >>> metrics.request("an unknown action", 0.001, "refused")
+    """
+
+    def __init__(self, actions: Iterable[str]) -> None:
+        self._requests = Counter(
+            "floodmark_requests", "Requests that have ended.", ("action", "outcome"), registry=None
+        )
+        self._seconds = Histogram(
+            "floodmark_request_seconds",
+            "How long requests took, by group of actions.",
+            ("group",),
+            registry=None,
+            buckets=BUCKETS_SECONDS,
+        )
+        self._streams = Gauge("floodmark_open_streams", "Streams that are open now.", registry=None)
+        self._received = Counter("floodmark_received_bytes", "Bytes that came from clients.", registry=None)
+        self._sent = Counter("floodmark_sent_bytes", "Bytes that went to clients.", registry=None)
+        self._cut = Counter(
+            "floodmark_cut_connections",
+            "Clients that went away during a request, or were cut.",
+            registry=None,
+        )
+        self._tallies: dict[str, Tally] = {}
+        names = (*sorted(actions), OTHER)
+        self._actions = {action: self._seconds.labels(group_of(action)) for action in names}
+        # The usual outcome exists from the start, so that its rate counts the first request as well.
+        done = OUTCOMES[0]
+        self._outcomes = {(action, done): self._requests.labels(action, done) for action in self._actions}
+
+    def request(self, action: str, seconds: float, outcome: str) -> None:
+        """Count a request that has ended, with its duration and its outcome."""
+        if action not in self._actions:
+            action = OTHER
+        counter = self._outcomes.get((action, outcome))
+        if counter is None:
+            counter = self._requests.labels(action, outcome if outcome in OUTCOMES else OTHER)
+        counter.inc()
+        # A clock that was set back must not make a sum go down.
+        self._actions[action].observe(max(seconds, 0.0))
+
+    @contextmanager
+    def stream(self) -> Iterator[None]:
+        """Count a stream as open within the block."""
+        with self._streams.track_inprogress():
+            yield
+
+    def received(self, size: int) -> None:
+        """Count bytes that came from clients."""
+        self._received.inc(size)
+
+    def sent(self, size: int) -> None:
+        """Count bytes that went to clients."""
+        self._sent.inc(size)
+
+    def tally(self, action: str) -> Tally:
+        """The tally of an action that one thread counts."""
+        return self._tallies.setdefault(action, Tally())
+
+    def connection_cut(self) -> None:
+        """Count a client that went away before its request had ended."""
+        self._cut.inc()
+
+    def families(self, site: str) -> Iterator[Metric]:
+        """The metrics as they are now, labelled with the site."""
+        for metric in (
+            self._requests, self._seconds, self._streams, self._received, self._sent, self._cut,
+        ):  # fmt: skip
+            for family in metric.collect():
+                tallied = [
+                    sample
+                    for action, tally in [*self._tallies.items()]
+                    for sample in tally.samples(action)
+                    if sample.name.startswith(family.name + "_")
+                ]
+                family.samples = [
+                    sample._replace(labels={"site": site, **sample.labels})
+                    for sample in add_samples((*family.samples, *tallied))
+                    # The library adds the time at which a counter was made; a page of ours never had it.
+                    if not sample.name.endswith("_created")
+                ]
+                yield family
