@@ -22,8 +22,7 @@ from floodmark.model.errors import (
 )
 from floodmark.model.partition import Decision, Fate
 from floodmark.model.version import Version
-from floodmark.partition import LocalPartition
-from floodmark.partition import partition as partition_module
+from floodmark.partition import LocalPartition, preparing
 from floodmark.partition.prepared import settling
 from floodmark.partition.prepared import writes as prepared
 from floodmark.site import Namespace, Site
@@ -63,7 +62,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition_module, "PREPARE_ASKS_MAX", settling.ASKS_MAX)
+    monkeypatch.setattr(preparing, "PREPARE_ASKS_MAX", settling.ASKS_MAX)
 
 
 def qualify(users: Namespace, key: bytes) -> bytes:

@@ -34,7 +34,7 @@ from floodmark.partition.commit.merging import is_state
 from floodmark.partition.commit.tail import LiveTail
 from floodmark.partition.families import DATA, LOG
 from floodmark.partition.prepared import steps as preparing
-from floodmark.partition.prepared.writes import OpenWrite, PreparedWrites
+from floodmark.partition.prepared.writes import PreparedWrites
 from floodmark.site import Site
 from floodmark.testing.clock import SimulatedTime
 
@@ -368,10 +368,6 @@ def test_commits_at_any_time_are_as_if_in_order_of_versions(seed: int) -> None:
 # Canaries: with one of the rules left out, the same histories must show it.
 
 
-def no_floor(table: PreparedWrites, writes: dict[Version, OpenWrite]) -> None:
-    table._writes = writes
-
-
 def append_only(tail: LiveTail, inserted: TailEntry, _: object) -> None:
     tail.add(*inserted)
 
@@ -387,7 +383,7 @@ def keep(_below: object, _before: object, _version: Version, stored: bytes, logg
         (inserting, "_redo", keep),
         (inserting, "_count_again", lambda *arguments: arguments[3]),
         (preparing, "_correct", lambda *_: True),
-        (PreparedWrites, "_replace", no_floor),
+        (PreparedWrites, "_set_floor", lambda _: None),
         (PreparedWrites, "load", lambda _: None),
         (LiveTail, "insert", append_only),
         (LiveTail, "insert", lambda *_: None),

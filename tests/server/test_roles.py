@@ -28,6 +28,7 @@ from floodmark.host.ports import (
 from floodmark.merge.counter import add_to_counter
 from floodmark.model.access import Role
 from floodmark.model.actions import Action, Scope
+from floodmark.model.batch import mint_batch
 from floodmark.model.change import Stamp
 from floodmark.model.errors import FeedNotFound, FloodmarkError, NotAllowed, SubscriptionNotFound
 from floodmark.model.partition import ApplyStream, LoadStream, PutStream, StreamCommand
@@ -155,6 +156,8 @@ STEPS: dict[str, Callable[[Site], object]] = {
     "prepare": lambda site: _partition(site).prepare("0-7", [_key(MINE)], [stored(b"x")]),
     "commit_prepared": lambda site: _partition(site).commit_prepared("0-7", 1),
     "abort_prepared": lambda site: _partition(site).abort_prepared("0-7"),
+    "ask_prepared": lambda site: _partition(site).ask_prepared(mint_batch(1), _key(MINE)),
+    "ended_prepared": lambda site: _partition(site).ended_prepared([mint_batch(1)], [_key(MINE)]),
     "settle": lambda site: _partition(site).settle([_key(MINE)], 1),
     "repair": lambda site: _partition(site).repair([_key(MINE)], [COPIED], [0]),
 }

@@ -170,19 +170,45 @@ class Partition(Protocol):
         """
 
     @STEPS
-    def prepare(self, transaction: str, keys: Sequence[bytes], values: Sequence[bytes]) -> Version:
-        """Store an invisible write of a transaction under distinct qualified keys; its version.
+    def prepare(
+        self,
+        transaction: str,
+        keys: Sequence[bytes],
+        values: Sequence[bytes],
+        siblings: Sequence[bytes] = (),
+    ) -> Version:
+        """Store an invisible write of a transaction or a batch under distinct qualified keys; its version p.
 
-        Repeating it has no effect.  The transaction commits at this version or above.
+        Repeating it has no effect.  A transaction or batch commits at the highest p of all its partitions.
+
+        An atomic batch (`model/batch.py`) conflicts with no other write, and its values may all carry their
+        origins.  `siblings` names its partitions, each by the first key that the batch writes there, this one
+        included.  Of a batch that is committed here already the commit version is returned.  Raises
+        TransactionEnded if the batch is refused here or its id is too old.
         """
 
     @STEPS
     def commit_prepared(self, transaction: str, version: Version) -> bool:
-        """Make what a transaction has prepared here a commit at a version; False if there is nothing."""
+        """Make what a transaction or batch has prepared here a commit at a version; False if none is."""
 
     @STEPS
-    def abort_prepared(self, transaction: str) -> bool:
-        """Remove what a transaction has prepared here; False if there is nothing."""
+    def abort_prepared(self, transaction: str, key: bytes | None = None) -> bool:
+        """Remove what a transaction or batch has prepared here; False if there is nothing.
+
+        Only a batch that a sibling has refused may be aborted: others may be committed by a sibling.  A batch
+        is refused from then on.  `key` is its first key here, for a batch that may not have been prepared.
+        """
+
+    @STEPS
+    def ask_prepared(self, transaction: str, key: bytes) -> "Fate":
+        """What has become of a batch here, where `key` is its first key: UNDECIDED, at p, if it is prepared.
+
+        A batch that is not prepared here is refused in the same step: it can never be prepared.
+        """
+
+    @STEPS
+    def ended_prepared(self, transactions: Sequence[str], siblings: Sequence[bytes]) -> list[bool]:
+        """Whether each batch is not prepared, or no longer, where `siblings` has its first key here."""
 
     @STEPS
     def settle(self, keys: Sequence[bytes], at: Version) -> None:
@@ -217,6 +243,9 @@ class Fate(NamedTuple):
 
 # Asked by readers and writers that meet a prepared write of a transaction.  It must not wait for a partition.
 Settler = Callable[[str], Fate]
+# The same for an atomic batch, with the first keys of its partitions, which it may ask: none of them waits
+# for a prepared write while it answers.
+BatchSettler = Callable[[str, Sequence[bytes]], Fate]
 
 
 class PreparedWrite(msgspec.Struct, frozen=True):

@@ -151,7 +151,7 @@ class Decided(RoundStep):
         """Wait for the end of the prepared writes that blocked the step, outside of the round."""
         for write in self.blocking:
             partition = self._serving().route(write.keys[0])
-            settle_writes(partition, (write,), self._committer.prepared.settler)
+            settle_writes(partition, (write,), self._committer.prepared.ask)
 
     def is_written(self) -> bool:
         return self._committer.is_written(self._parts[-1][1])

@@ -2,7 +2,7 @@
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -19,7 +19,7 @@ from floodmark.model.errors import (
     Unreachable,
 )
 from floodmark.model.limits import COMMIT_BYTES_MAX
-from floodmark.model.partition import CommitLimits, PartitionMap, Settler
+from floodmark.model.partition import BatchSettler, CommitLimits, Decision, PartitionMap, Settler
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import COUNTER_BITS, VERSION_MAX, Version
 from floodmark.partition.beating import NODE, Heartbeats
@@ -46,6 +46,7 @@ from floodmark.partition.layout import (
     store_version,
 )
 from floodmark.partition.partition import LocalPartition, observe_version
+from floodmark.partition.prepared.outcomes import Outcome, read_outcomes, store_outcome
 from floodmark.partition.prepared.writes import remove_rows
 from floodmark.partition.read.changelog import LogLine, look_up_value, read_logs
 from floodmark.partition.read.records import VersionsPage, find_before, scan_versions
@@ -233,9 +234,10 @@ class Node:
         self._settle_stale()
         return self.heartbeats.write()
 
-    def settle_by(self, settler: Settler) -> None:
-        """Set the function that tells how the transactions of prepared writes end."""
-        self.committer.prepared.settler = settler
+    def settle_by(self, settler: Settler, batch_settler: BatchSettler | None = None) -> None:
+        """Set the functions that tell how the transactions and atomic batches of prepared writes end."""
+        prepared = self.committer.prepared
+        prepared.settler, prepared.batch_settler = settler, batch_settler or prepared.batch_settler
 
     def forget_prepared(self, aborted: Set[str]) -> None:
         """Remove the prepared writes of aborted transactions, without a sync for each.
@@ -386,6 +388,19 @@ def resolved_versions(node: Node) -> dict[int, Version]:
         with suppress(PartitionMoved):
             resolved[partition.id] = partition.resolved_version()
     return resolved
+
+
+def ended_batches(node: Node, age_ms: int) -> Iterator[tuple[str, bytes, Outcome]]:
+    """Id, key and outcome of the atomic batches that have ended at a node, and whose ids are older."""
+    serves = node.committer.prepared.serves
+    for batch, key, outcome in read_outcomes(node.engine, node.clock.physical_ms() - age_ms):
+        if outcome.decision is not Decision.UNDECIDED and serves(key):
+            yield batch, key, outcome
+
+
+def forget_batches(node: Node, ended: Iterable[tuple[str, bytes]]) -> None:
+    """Remove the outcomes of batches that no sibling has prepared any more; a power cut may undo it."""
+    node.storage.remove([store_outcome(batch, key, None) for batch, key in ended])
 
 
 def _share(

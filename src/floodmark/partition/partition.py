@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
 
 import pyarrow
 
@@ -26,11 +25,11 @@ from floodmark.model.errors import (
     VersionInFuture,
 )
 from floodmark.model.limits import PAGE_ROWS_MAX, SITE_IDS_MAX
-from floodmark.model.partition import CommitLimits, Content, LinkGuard, PreparedWrite
+from floodmark.model.partition import CommitLimits, Content, LinkGuard
 from floodmark.model.ranges import KeyRange, after, prefix_end
 from floodmark.model.record import Record, Versioned
 from floodmark.model.version import Version, moment_of
-from floodmark.partition.commit.commit import Commit, CommitTally, Decide, Mint, Writes, arrange
+from floodmark.partition.commit.commit import Commit, CommitTally, Decide, Mint, Writes
 from floodmark.partition.commit.entering import (
     Entrance,
     WriteKind,
@@ -45,7 +44,6 @@ from floodmark.partition.commit.merging import (
     has_states,
     is_state,
     merge_writes,
-    newest_version,
     write_at,
     write_unchanged_at,
 )
@@ -55,9 +53,9 @@ from floodmark.partition.deciding import Serving, commit_decided
 from floodmark.partition.families import DATA
 from floodmark.partition.floors import Announced
 from floodmark.partition.heat import Heat
-from floodmark.partition.prepared.settling import SETTLES_MAX, settle_writes, try_settle, wait_seconds_max
-from floodmark.partition.prepared.steps import AbortPrepared, CommitPrepared, Prepare, require_preparable
+from floodmark.partition.prepared.settling import SETTLES_MAX
 from floodmark.partition.prepared.writes import OpenWrite, conflict
+from floodmark.partition.preparing import PreparingPartition
 from floodmark.partition.read.records import (
     find_stored,
     read_record,
@@ -67,11 +65,8 @@ from floodmark.partition.read.records import (
 )
 from floodmark.partition.read.stamps import newest_stamps
 
-# How often a prepare polls for the end of a conflicting write; so long it also waits in line.
-PREPARE_ASKS_MAX: Final = 40
 
-
-class LocalPartition:
+class LocalPartition(PreparingPartition):
     """A range of qualified keys on an engine of this process."""
 
     place = ""
@@ -261,21 +256,6 @@ class LocalPartition:
             return self._committer.commit_one(self, key, encode_bytes(b"r" + key), value, durable=durable)
         return self._committer.commit(plan_put(self, keys, values, durable=durable))
 
-    def _enter(
-        self,
-        keys: Sequence[bytes],
-        values: Sequence[bytes],
-        kind: WriteKind,
-        *,
-        own: bool = True,
-        loaded: bool = False,
-    ) -> Writes:
-        """The rows of a commit, checked."""
-        self._entrance.check(keys, values, kind)
-        writes = arrange(keys, values, own=own, loaded=loaded)
-        check_fits(self.limits, len(writes.keys), writes.size)
-        return writes
-
     def merge(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
         writes = self._enter(keys, values, WriteKind.MERGE)
 
@@ -356,9 +336,6 @@ class LocalPartition:
         self._committer.commit(commit)
         return commit, blocking
 
-    def _settle(self, writes: Sequence[OpenWrite]) -> None:
-        settle_writes(self, writes, self._prepared.settler)
-
     def _live_since(self, key: bytes, since: Version) -> bytes | None:
         """The stored record of a live key that was not written after a version."""
         prefix = encode_prefix(key)
@@ -384,7 +361,7 @@ class LocalPartition:
     def _apply(self, writes: Writes, link: LinkGuard | None, *, durable: bool) -> Version:
         copies = gather_copies(writes.keys, writes.values, self._site_id)
         if copies is None:
-            self._committer.observe(stamp_version(max(find_origins(writes.values))))
+            self._observe_stamps(writes)
             if has_states(writes.values):
                 return self._apply_states(writes, link, durable=durable)
         else:
@@ -404,9 +381,6 @@ class LocalPartition:
         return self._commit_decided(_admitted(self._entrance, link, decide), durable=durable)[0]
 
     def _apply_states(self, writes: Writes, link: LinkGuard | None, *, durable: bool) -> Version:
-        # Later writes of this site must win over every stamp in a state, and not only over its origin.
-        self._committer.observe(max(map(newest_version, filter(is_state, writes.values))))
-
         def decide(mint: Mint) -> Writes | None:
             return self._merged(writes, apply_at(mint(), self._site_id))
 
@@ -436,53 +410,6 @@ class LocalPartition:
             return writes.only([stamp <= unchanged for stamp in newest])
 
         return self._commit_decided(decide, durable=durable, on=writes.keys)[1]
-
-    # Prepared writes
-
-    def prepare(self, transaction: str, keys: Sequence[bytes], values: Sequence[bytes]) -> Version:
-        writes = self._enter(keys, values, WriteKind.WRITE)
-        require_preparable(self, writes)
-        lines = self._prepared.lines
-        # Transactions in line may wait for what this one has prepared.
-        if lines.is_free(writes.keys) or self._prepared.find(transaction, self.range) is not None:
-            step = self._try_prepare(transaction, writes)
-            if not step.blocking:
-                return step.version
-        with lines.standing(writes.keys, seconds_max=wait_seconds_max(PREPARE_ASKS_MAX)):
-            for _ in range(SETTLES_MAX):
-                step = self._try_prepare(transaction, writes)
-                if not step.blocking:
-                    return step.version
-                # Not for long: two transactions that wait for each other would wait until their deadline.
-                settle_writes(self, step.blocking, self._prepared.settler, asks=PREPARE_ASKS_MAX)
-        raise conflict(step.blocking[0])
-
-    def _try_prepare(self, transaction: str, writes: Writes) -> Prepare:
-        """Prepare a write unless others conflict with it; the step."""
-        step = Prepare(self._committer.place, self, transaction, writes)
-        self._committer.commit(step)
-        return step
-
-    def commit_prepared(self, transaction: str, version: Version) -> bool:
-        self._committer.observe(version)
-        step = CommitPrepared(self._committer.place, self, transaction, version)
-        return self._committer.commit(step) != 0
-
-    def abort_prepared(self, transaction: str) -> bool:
-        step = AbortPrepared(self._committer.place, self, transaction)
-        return self._committer.commit(step) != 0
-
-    def prepared(self) -> list[PreparedWrite]:
-        return [write.describe() for write in self._prepared.within(self.range)]
-
-    def settle_prepared(self) -> None:
-        """Return when the writes that are prepared here now have ended."""
-        self._settle(self._prepared.within(self.range))
-
-    def settle_decided(self, until: Version) -> None:
-        """End the writes that were prepared here at or below a version and are decided."""
-        for write in self._prepared.within(self.range, until):
-            try_settle(self, write, self._prepared.settler)
 
     def resolved_version(self) -> Version:
         # Not the node's: a partition that came with prepared writes is behind the others.

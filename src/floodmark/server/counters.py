@@ -22,6 +22,7 @@ _GROUPS: Final = {
     **dict.fromkeys(("apply", "compare_and_set", "delete_unchanged", "load", "merge", "put"), "write"),
     **dict.fromkeys(("put_unchanged", "repair"), "write"),
     **dict.fromkeys(("abort_prepared", "commit_prepared", "prepare", "settle"), "transactions"),
+    **dict.fromkeys(("ask_prepared", "ended_prepared"), "transactions"),
     **dict.fromkeys(("records", "scan"), "scan"),
     **{"changes": "changes", "write_stream": "write_stream"},
 }

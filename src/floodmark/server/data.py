@@ -47,11 +47,13 @@ POINT_CALLS: Final = (
 )
 # Those whose keys may lie in any partitions of the node.
 NODE_WIDE: Final = (messages.WRITE, messages.DELETE_UNCHANGED)
-# The steps of the keeper at a partition of another node.
+# The steps that other nodes take at a partition.
 STEPS: Final = (
     messages.PREPARE,
     messages.COMMIT_PREPARED,
     messages.ABORT_PREPARED,
+    messages.ASK_PREPARED,
+    messages.ENDED_PREPARED,
     messages.SETTLE,
     messages.REPAIR,
 )

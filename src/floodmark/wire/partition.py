@@ -9,7 +9,7 @@ import pyarrow
 from floodmark.codec.columns import records_schema
 from floodmark.model.errors import FloodmarkError, PartitionMoved, Unreachable, WireMismatch
 from floodmark.model.limits import REQUEST_BYTES_MAX
-from floodmark.model.partition import CommitLimits, Content, LinkGuard, Partition, PartitionMap
+from floodmark.model.partition import CommitLimits, Content, Fate, LinkGuard, Partition, PartitionMap
 from floodmark.model.ranges import KeyRange
 from floodmark.model.record import Versioned
 from floodmark.model.version import Version
@@ -19,9 +19,11 @@ from floodmark.wire.connection import Connection
 from floodmark.wire.messages import (
     ABORT_PREPARED,
     APPLY,
+    ASK_PREPARED,
     COMMIT_PREPARED,
     COMPARE_AND_SET,
     DELETE_UNCHANGED,
+    ENDED_PREPARED,
     FIND,
     GET,
     GET_MANY,
@@ -141,14 +143,26 @@ class RemotePartition:
     ) -> int:
         return self._connection.call(PUT_UNCHANGED, self.id, list(keys), list(values), since, durable)
 
-    def prepare(self, transaction: str, keys: Sequence[bytes], values: Sequence[bytes]) -> Version:
-        return self._connection.call(PREPARE, self.id, transaction, list(keys), list(values))
+    def prepare(
+        self,
+        transaction: str,
+        keys: Sequence[bytes],
+        values: Sequence[bytes],
+        siblings: Sequence[bytes] = (),
+    ) -> Version:
+        return self._connection.call(PREPARE, self.id, transaction, list(keys), list(values), list(siblings))
 
     def commit_prepared(self, transaction: str, version: Version) -> bool:
         return self._connection.call(COMMIT_PREPARED, self.id, transaction, version)
 
-    def abort_prepared(self, transaction: str) -> bool:
-        return self._connection.call(ABORT_PREPARED, self.id, transaction)
+    def abort_prepared(self, transaction: str, key: bytes | None = None) -> bool:
+        return self._connection.call(ABORT_PREPARED, self.id, transaction, key)
+
+    def ask_prepared(self, transaction: str, key: bytes) -> Fate:
+        return self._connection.call(ASK_PREPARED, self.id, transaction, key)
+
+    def ended_prepared(self, transactions: Sequence[str], siblings: Sequence[bytes]) -> list[bool]:
+        return self._connection.call(ENDED_PREPARED, self.id, list(transactions), list(siblings))
 
     def settle(self, keys: Sequence[bytes], at: Version) -> None:
         self._connection.call(SETTLE, self.id, list(keys), at)

@@ -1,7 +1,9 @@
 """Commits below newer records: rewrites the records of its keys above a commit.
 
-A prepared write commits at a version c, and its keys may have newer records by then.  The same engine batch
-rewrites these as if the commit had come first:
+A prepared write commits at a version c, and its keys may have newer records by then.  A copy from another
+site is compared with the newest record at or below c alone.  If it loses to that, it is not stored.  If it
+loses only to a record above c, it is stored below the winner: else a snapshot between the two would see half
+of its batch.  The same engine batch rewrites the records above c as if the commit had come first:
 
 - a copy from another site with a lower stamp would have lost: it is removed, also from the change log;
 - a record of fields includes the change, and a copy that adds nothing to it any more is removed;
@@ -42,7 +44,7 @@ from floodmark.model.ranges import after
 from floodmark.model.version import Version
 from floodmark.partition.commit.commit import CommitTally, tally_one
 from floodmark.partition.commit.expiry_index import index_rows
-from floodmark.partition.commit.merging import is_state, kind_of, mark_like
+from floodmark.partition.commit.merging import apply_at, is_state, kind_of, mark_like
 from floodmark.partition.families import DATA, LOG
 from floodmark.partition.read.records import find_stored
 
@@ -73,7 +75,8 @@ class Insertion:
     """A commit at a version below others, key by key; then, all that has to be written for it."""
 
     def __init__(self, engine: Engine, log: int, version: Version, site: int, log_row_bytes_max: int) -> None:
-        # What each key logs at the version.
+        # The keys that log a change at the version, and the changes.
+        self.keys: list[bytes] = []
         self.logged: list[bytes] = []
         self.corrections: list[Correction] = []
         self._engine = engine
@@ -85,11 +88,19 @@ class Insertion:
         self._rows: list[WriteRow] = []
 
     def add(self, key: bytes, prefix: bytes, value: bytes) -> None:
-        """Insert the write of a qualified key."""
+        """Insert the write of a qualified key.  The keys come in order."""
         base = find_stored(self._engine, prefix, self._version)
         before = None if base is None else base[1]
-        written = _write(before, value, self._version, self._site)
+        if value[-1] & HAS_ORIGIN:
+            row = None if base is None else (prefix + encode_version(base[0]), base[1])
+            copied = apply_at(self._version, self._site)(key, row, value)
+            if copied is None:
+                return
+            written = mark_like(value, copied)
+        else:
+            written = mark_like(value, _write(before, value, self._version, self._site))
         self._rows.append((DATA, prefix + encode_version(self._version), written.stored))
+        self.keys.append(key)
         self.logged.append(written.logged)
         below = self._version, written.stored
         for engine_key, stored in _rows_above(self._engine, prefix, self._version):
@@ -110,10 +121,18 @@ class Insertion:
             if found is not None and redone.logged != logged:
                 self._correct(version, key, found, redone.logged)
 
-    def rows(self, keys: Sequence[bytes]) -> list[WriteRow]:
-        """All rows of the commit, whose keys have been added in order, and of what changes above it."""
+    def tallies(self) -> list[CommitTally]:
+        """The part of the commit in the sums."""
+        return [
+            _tally(self._version, self._site, *change) for change in zip(self.keys, self.logged, strict=True)
+        ]
+
+    def rows(self) -> list[WriteRow]:
+        """All rows of the commit, and of what changes above it."""
+        if not self.keys:
+            return []
         rows = self._rows + self._log.rewritten(self.corrections)
-        for chunk, row in enumerate(encode_commit(keys, self.logged, self._log_row_bytes_max)):
+        for chunk, row in enumerate(encode_commit(self.keys, self.logged, self._log_row_bytes_max)):
             rows.append((LOG, encode_log_key(self._log_id, self._version, chunk), row))
         stored = [(engine_key, value) for _, engine_key, value in self._rows if value is not None]
         return rows + index_rows(*zip(*stored, strict=True))

@@ -23,7 +23,15 @@ from floodmark.codec.states import (
     decode_state,
     encode_state,
 )
-from floodmark.codec.values import COUNTER, HAS_STAMPS, IN_BATCH, TOMBSTONE, decode_value, mark_batch
+from floodmark.codec.values import (
+    COUNTER,
+    HAS_ORIGIN,
+    HAS_STAMPS,
+    IN_BATCH,
+    TOMBSTONE,
+    decode_value,
+    mark_batch,
+)
 from floodmark.engine import Engine, Row
 from floodmark.merge.states import Kind, Written, delete_record, merge_states, newest_stamp, write_state
 from floodmark.model.change import Stamp
@@ -55,6 +63,11 @@ def is_state(stored: bytes) -> bool:
 def has_states(values: Sequence[bytes]) -> bool:
     """Whether one of some stored values is a state."""
     return any(flags & HAS_STAMPS for flags in set(map(_flags, values)))
+
+
+def has_origins(values: Sequence[bytes]) -> bool:
+    """Whether one of some values was first written at another site, as a copy says of itself."""
+    return any(value[-1] & HAS_ORIGIN for value in values if value)
 
 
 def merge_writes(engine: Engine, writes: Writes, limits: CommitLimits, merge: Merge) -> Writes | None:

@@ -1,4 +1,7 @@
-"""Settling prepared writes: a caller asks the coordinator for the decision and carries it out.
+"""Settling prepared writes: a caller asks for the decision and carries it out.
+
+The coordinator of a transaction has the decision; that of an atomic batch follows from what its partitions
+answer, of which each carries it out for itself.
 
 Every wait ends.  After the deadline of a transaction its coordinator answers that it is aborted; without an
 answer the caller is refused after a while.
@@ -6,15 +9,16 @@ answer the caller is refused after a while.
 The caller must not hold the turn, since the answer may need a write.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 from floodmark.model.errors import PartitionMoved
-from floodmark.model.partition import Decision, Settler
+from floodmark.model.partition import Decision, Fate
 from floodmark.model.version import Version
 from floodmark.partition.prepared.writes import OpenWrite, conflict
 
-# The poll interval for an undecided transaction, and how often it is polled.
+# The poll interval for an undecided transaction, and how often it is polled.  A batch is given this time
+# before its siblings are asked: one that is being prepared would be refused.
 ASK_SECONDS: Final = 0.05
 ASKS_MAX: Final = 1_200
 # How often one call settles prepared writes on its keys before it fails with a conflict.
@@ -24,6 +28,10 @@ SETTLES_MAX: Final = 100
 def wait_seconds_max(asks: int) -> float:
     """How long so many polls take."""
     return asks * ASK_SECONDS
+
+
+# Tells how a prepared write ends.
+Ask = Callable[[OpenWrite], Fate]
 
 
 class SettlingPartition(Protocol):
@@ -38,15 +46,17 @@ class SettlingPartition(Protocol):
 
 
 def settle_writes(
-    partition: SettlingPartition, writes: Iterable[OpenWrite], settler: Settler, *, asks: int = ASKS_MAX
+    partition: SettlingPartition, writes: Iterable[OpenWrite], ask: Ask, *, asks: int = ASKS_MAX
 ) -> None:
     """Return when some prepared writes have ended; raises `Retryable` after so many polls."""
     for write in writes:
+        if write.siblings:
+            write.ended.wait(ASK_SECONDS)
         for _ in range(asks - 1):
-            if try_settle(partition, write, settler) or write.ended.wait(ASK_SECONDS):
+            if try_settle(partition, write, ask) or write.ended.wait(ASK_SECONDS):
                 break
         else:
-            if not try_settle(partition, write, settler):
+            if not try_settle(partition, write, ask):
                 raise conflict(write)
         if partition.retired:
             raise PartitionMoved(
@@ -55,11 +65,11 @@ def settle_writes(
             )
 
 
-def try_settle(partition: SettlingPartition, write: OpenWrite, settler: Settler) -> bool:
-    """End a prepared write if its transaction is decided; whether it has ended."""
+def try_settle(partition: SettlingPartition, write: OpenWrite, ask: Ask) -> bool:
+    """End a prepared write if its transaction or batch is decided; whether it has ended."""
     if write.ended.is_set():
         return True
-    fate = settler(write.transaction)
+    fate = ask(write)
     if fate.decision is Decision.COMMIT:
         partition.commit_prepared(write.transaction, fate.version)
     elif fate.decision is Decision.ABORT:

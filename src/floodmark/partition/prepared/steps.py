@@ -3,6 +3,8 @@
 Each may be repeated.  A prepare that is there already answers the version that it has, and there is nothing
 left to commit or to abort once that was done.  So a caller who does not know whether a step has happened
 takes it again.
+
+The steps of an atomic batch also set its row (`outcomes.py`), in the same engine write.
 """
 
 from bisect import bisect_left
@@ -11,19 +13,22 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from floodmark.codec.changelog import encode_log_key
-from floodmark.codec.digest import digest_changes
 from floodmark.codec.ordered import encode_prefixes
+from floodmark.codec.values import mark_batch
 from floodmark.engine import Engine, WriteRow
-from floodmark.model.errors import CommitTooLarge, InvalidArgument, Retryable
-from floodmark.model.partition import CommitLimits
+from floodmark.model.batch import batch_age_ms, is_batch
+from floodmark.model.errors import CommitTooLarge, InvalidArgument, LimitExceeded, Retryable
+from floodmark.model.limits import BATCH_AGE_MS_MAX, BATCH_PARTITIONS_MAX
+from floodmark.model.partition import CommitLimits, Decision, Fate
 from floodmark.model.ranges import KeyRange
-from floodmark.model.version import Version
+from floodmark.model.version import Version, physical_ms
 from floodmark.partition.commit.commit import CommitTally, CommittingPartition, Mint, RoundStep, Writes
 from floodmark.partition.commit.inserting import Insertion
-from floodmark.partition.commit.merging import is_state, merge_writes, write_at
+from floodmark.partition.commit.merging import apply_at, is_state, merge_writes, write_at
 from floodmark.partition.commit.storage import Storage
 from floodmark.partition.commit.tail import LiveTail, TailEntry
 from floodmark.partition.families import LOG
+from floodmark.partition.prepared.outcomes import REFUSED, Outcome, load_outcome, refused, store_outcome
 from floodmark.partition.prepared.writes import (
     OpenWrite,
     PreparedWrites,
@@ -59,13 +64,22 @@ class Place(NamedTuple):
 
 
 class Prepare(RoundStep):
-    """Store an invisible write.  Its version is p.
+    """Store an invisible write.  Its version is p; or the commit version of a batch that is committed.
 
-    If writes of other transactions conflict with it, they are in `blocking`, and nothing is stored.
+    If writes of other transactions conflict with it, they are in `blocking`, and nothing is stored.  A batch
+    conflicts with no other write, unless their states would not fit together.
     """
 
-    def __init__(self, place: Place, writer: PreparingWriter, transaction: str, writes: Writes) -> None:
+    def __init__(
+        self,
+        place: Place,
+        writer: PreparingWriter,
+        transaction: str,
+        writes: Writes,
+        siblings: Sequence[bytes],
+    ) -> None:
         super().__init__(writer)
+        self._siblings = siblings
         self.blocking: Sequence[OpenWrite] = ()
         self._place = place
         self._partition = writer
@@ -80,22 +94,52 @@ class Prepare(RoundStep):
             self._require_same(standing)
             self._write, self.version = standing, standing.version
             return ()
+        if self._siblings and (outcome := load_outcome(place.engine, transaction, writes.keys[0])):
+            if outcome.decision is not Decision.COMMIT:
+                raise refused(transaction)
+            self.version = outcome.version
+            return ()
         self._require_wanted()
-        self.blocking = place.prepared.on(writes.keys)
+        others = place.prepared.on(writes.keys)
+        if not self._siblings:
+            self.blocking = [write for write in others if not write.siblings]
         if self.blocking:
             return ()
         place.prepared.require_room(writes.size)
         require_key_fits(transaction, writes.keys, place.engine.limits.key_bytes_max)
         version = mint()
-        states = writes.only(list(map(is_state, writes.values)))
-        if states is not None:
-            # A write that cannot be merged fails now: after the decision nothing is refused.
-            merge_writes(place.engine, states, self._partition.limits, write_at(version, place.site))
+        if self._siblings and abs(batch_age_ms(transaction, physical_ms(version))) > BATCH_AGE_MS_MAX:
+            raise refused(transaction)
+        if self._is_crowding(version, others):
+            return ()
         rows = store_rows(transaction, version, writes.keys, writes.values)
-        self._write = OpenWrite(transaction, version, writes.keys, writes.size, 0)
+        if self._siblings:
+            prepared = Outcome(Decision.UNDECIDED, version, tuple(self._siblings))
+            rows.append(store_outcome(transaction, writes.keys[0], prepared))
+        self._write = OpenWrite(
+            transaction,
+            version,
+            writes.keys,
+            writes.size,
+            sum(write.bytes for write in others),
+            siblings=self._siblings,
+        )
         place.prepared.add(self._write)
         self.version = version
         return rows
+
+    def _is_crowding(self, version: Version, others: Sequence[OpenWrite]) -> bool:
+        """Whether other writes could not be committed below this one: then they are blocking.
+
+        Raises for states that cannot be merged: after the decision nothing is refused.
+        """
+        place, writes, limits = self._place, self._prepared, self._partition.limits
+        merge = (write_at if writes.own else apply_at)(version, place.site)
+        states = writes.only(list(map(is_state, writes.values)))
+        merged = None if states is None else merge_writes(place.engine, states, limits, merge)
+        if others and not (writes.own and states is None):
+            self.blocking = place.prepared.on_crowded(merged or writes, limits)
+        return bool(self.blocking)
 
     def _require_wanted(self) -> None:
         storage = self._place.storage
@@ -112,7 +156,8 @@ class Prepare(RoundStep):
 
     def _require_same(self, standing: OpenWrite) -> None:
         writes = self._prepared
-        if standing.keys != writes.keys or load_values(self._place.engine, standing) != writes.values:
+        is_same = standing.keys == writes.keys and standing.siblings == tuple(self._siblings)
+        if not is_same or load_values(self._place.engine, standing) != writes.values:
             raise InvalidArgument(
                 f"transaction {self._transaction!r:.80} has prepared other writes in partition "
                 f"{self._partition.id}; all that it writes there is prepared at once",
@@ -121,8 +166,8 @@ class Prepare(RoundStep):
             )
 
     def is_written(self) -> bool:
-        assert self._write is not None
-        return is_stored(self._place.engine, self._write)
+        # Of a batch that was committed before, nothing is written.
+        return self._write is None or is_stored(self._place.engine, self._write)
 
 
 class CommitPrepared(RoundStep):
@@ -152,9 +197,13 @@ class CommitPrepared(RoundStep):
             place.engine, partition.log_id, self._at, place.site, place.storage.log_row_bytes_max
         )
         for key, prefix, value in zip(write.keys, encode_prefixes(write.keys), values, strict=True):
-            insertion.add(key, prefix, value)
+            insertion.add(key, prefix, mark_batch(value) if write.siblings else value)
         self._write, self._insertion, self.version = write, insertion, self._at
-        return [*remove_rows(write), *insertion.rows(write.keys)]
+        rows = [*remove_rows(write), *insertion.rows()]
+        if write.siblings:
+            committed = Outcome(Decision.COMMIT, self._at, write.siblings)
+            rows.append(store_outcome(write.transaction, write.keys[0], committed))
+        return rows
 
     def _require_free(self, write: OpenWrite) -> None:
         if self._at < write.version:
@@ -173,18 +222,18 @@ class CommitPrepared(RoundStep):
             )
 
     def is_written(self) -> bool:
-        key = encode_log_key(self._partition.log_id, self._at)
-        return self._place.engine.get(LOG, key) is not None
+        assert self._write is not None
+        return not is_stored(self._place.engine, self._write)
 
     def finish(self) -> None:
         write, insertion, place = self._write, self._insertion, self._place
         assert write is not None
         assert insertion is not None
-        if place.tail.is_open:
+        if place.tail.is_open and insertion.keys:
             corrected: dict[Version, dict[bytes, bytes | None]] = {}
             for version, key, _, after in insertion.corrections:
                 corrected.setdefault(version, {})[key] = after
-            entry = TailEntry(self._at, self._partition.id, write.keys, insertion.logged)
+            entry = TailEntry(self._at, self._partition.id, insertion.keys, insertion.logged)
             place.tail.insert(entry, corrected)
         place.prepared.remove(write)
 
@@ -200,56 +249,104 @@ class CommitPrepared(RoundStep):
                 continue
             for tally in correction.tallies(site):
                 is_counted &= _correct(tallies, tally)
-        for namespace, changes, digest in digest_changes(self._at, site, write.keys, insertion.logged):
-            add_tally(tallies, (self._at, namespace, changes, digest, True))
+        for tally in insertion.tallies():
+            add_tally(tallies, tally)
         self._partition.heat.add_writes(len(write.keys), write.bytes)
         return is_counted
 
 
 class AbortPrepared(RoundStep):
-    """Forget a prepared write."""
+    """Forget a prepared write.  A batch is refused from then on, also one that is not prepared, by its `key`.
 
-    def __init__(self, place: Place, writer: PreparingWriter, transaction: str) -> None:
+    A step that `asks` refuses a batch only if it is not prepared.  `fate` is what has become of it.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        writer: PreparingWriter,
+        transaction: str,
+        key: bytes | None = None,
+        *,
+        asks: bool = False,
+    ) -> None:
         super().__init__(writer)
+        self.fate = Fate(Decision.ABORT)
         self._place = place
         self._partition = writer
         self._transaction = transaction
+        self._key = key
+        self._asks = asks
         self._write: OpenWrite | None = None
+        self._rows: Sequence[WriteRow] = ()
 
     def take(self, mint: Mint) -> Sequence[WriteRow]:
-        place = self._place
-        write = place.prepared.find(self._transaction, self._partition.range)
-        if write is None or not is_stored(place.engine, write):
+        place, transaction = self._place, self._transaction
+        write = place.prepared.find(transaction, self._partition.range)
+        if write is not None and not is_stored(place.engine, write):
+            write = None
+        if write is None:
+            self._rows = self._refuse()
+            self.version = mint() if self._rows else 0
+        elif self._asks:
+            self.fate = Fate(Decision.UNDECIDED, write.version)
+        else:
+            self._write, self.version, self._rows = write, write.version, remove_rows(write)
+            if write.siblings:
+                self._rows = [*self._rows, store_outcome(transaction, write.keys[0], REFUSED)]
+        return self._rows
+
+    def _refuse(self) -> Sequence[WriteRow]:
+        """Refuse a batch that is not prepared, unless it has ended."""
+        if self._key is None or not is_batch(self._transaction):
             return ()
-        self._write, self.version = write, write.version
-        return remove_rows(write)
+        outcome = load_outcome(self._place.engine, self._transaction, self._key)
+        if outcome is None:
+            return [store_outcome(self._transaction, self._key, REFUSED)]
+        self.fate = Fate(outcome.decision, outcome.version)
+        return ()
 
     def is_written(self) -> bool:
-        assert self._write is not None
-        return not is_stored(self._place.engine, self._write)
+        family, key, value = self._rows[-1]
+        return self._place.engine.get(family, key) == value
 
     def finish(self) -> None:
-        assert self._write is not None
-        self._place.prepared.remove(self._write)
+        if self._write is not None:
+            self._place.prepared.remove(self._write)
 
 
-def require_preparable(partition: PreparingWriter, writes: Writes) -> None:
+def require_preparable(
+    partition: PreparingWriter, transaction: str, writes: Writes, siblings: Sequence[bytes]
+) -> None:
     """Refuse what can never be committed here: too much, or elsewhere."""
     limits = partition.limits
     if not writes.keys:
         raise InvalidArgument("nothing is to be prepared; name at least one key")
+    if is_batch(transaction) != bool(siblings) or (siblings and writes.keys[0] not in siblings):
+        raise InvalidArgument(
+            f"{transaction!r:.80} came with {len(siblings):,} siblings; an atomic batch, and only a batch, "
+            "names the first key of each of its partitions",
+            transaction=transaction,
+        )
+    if len(siblings) > BATCH_PARTITIONS_MAX:
+        raise LimitExceeded(
+            f"the atomic batch {transaction} writes to {len(siblings):,} partitions; over several nodes it "
+            f"may write to {BATCH_PARTITIONS_MAX:,}. Write it in smaller batches",
+            transaction=transaction,
+        )
     if not (partition.range.contains(writes.keys[0]) and partition.range.contains(writes.keys[-1])):
         raise InvalidArgument(
             f"partition {partition.id} does not hold all keys that are to be prepared; prepare at each "
             "partition what is its own",
             partition=partition.id,
         )
-    if writes.size > limits.bytes_max // 2 or len(writes.keys) > limits.changes_max // 2:
+    size = writes.size + sum(map(len, siblings))
+    if size > limits.bytes_max // 2 or len(writes.keys) > limits.changes_max // 2:
         raise CommitTooLarge(
-            f"{len(writes.keys):,} pairs of a transaction make {writes.size:,} bytes; it writes at most "
+            f"{len(writes.keys):,} pairs of a transaction or batch make {size:,} bytes; it writes at most "
             f"{limits.bytes_max // 2:,} bytes and {limits.changes_max // 2:,} pairs to a partition. Write "
-            "them in several transactions",
-            size=writes.size,
+            "them in several portions",
+            size=size,
         )
 
 

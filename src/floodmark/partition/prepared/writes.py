@@ -35,22 +35,26 @@ trimmed, and a dropped namespace is kept until its prepared writes have ended.  
 prepared writes first, since they seal logs (`reshaping.py`).
 """
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import Event
-from typing import Final
+from typing import Final, TypeVar
 
 from floodmark.codec.ordered import VERSION_BYTES
 from floodmark.engine import Engine, WriteRow
+from floodmark.model.batch import is_batch
 from floodmark.model.errors import Corruption, InvalidArgument, InvalidKey, Retryable
 from floodmark.model.limits import MIB, PAGE_BYTES_MAX, PAGE_ROWS_MAX
-from floodmark.model.partition import CommitLimits, Decision, Fate, PreparedWrite, Settler
+from floodmark.model.partition import BatchSettler, CommitLimits, Decision, Fate, PreparedWrite, Settler
 from floodmark.model.ranges import KeyRange, after, prefix_end
 from floodmark.model.version import Version
 from floodmark.partition.commit.commit import BYTES_PER_BYTE, Writes
 from floodmark.partition.commit.merging import is_state
 from floodmark.partition.families import META
 from floodmark.partition.prepared.lines import KeyLines
+from floodmark.partition.prepared.outcomes import load_outcome
+
+Indexed = TypeVar("Indexed", str, bytes)
 
 PREPARED: Final = b"prepared/"
 
@@ -63,12 +67,30 @@ TRANSACTION_ID_BYTES_MAX: Final = 255
 class OpenWrite:
     """A prepared write.  `ended` is set when it has ended, or when the node does not serve it any more."""
 
-    __slots__ = ("bytes", "ended", "keys", "newer_bytes", "newer_changes", "transaction", "version")
+    __slots__ = (
+        "bytes",
+        "ended",
+        "keys",
+        "newer_bytes",
+        "newer_changes",
+        "siblings",
+        "transaction",
+        "version",
+    )
 
     def __init__(
-        self, transaction: str, version: Version, keys: Sequence[bytes], size: int, newer_bytes: int | None
+        self,
+        transaction: str,
+        version: Version,
+        keys: Sequence[bytes],
+        size: int,
+        newer_bytes: int | None,
+        *,
+        siblings: Sequence[bytes] = (),
     ) -> None:
+        # The id of a transaction; or of an atomic batch, and the first keys of its partitions.
         self.transaction = transaction
+        self.siblings = tuple(siblings)
         self.version = version
         # Qualified, in order.
         self.keys = keys
@@ -88,28 +110,35 @@ class OpenWrite:
         return PreparedWrite(self.transaction, self.version, len(self.keys), self.bytes)
 
 
-def _undecided(_: str) -> Fate:
+def _undecided(_: str, __: Sequence[bytes] = ()) -> Fate:
     return Fate(Decision.UNDECIDED)
 
 
 class PreparedWrites:
     """The open prepared writes of a node.  Only the thread that holds the turn changes them.
 
-    Readers take no lock: the mapping that they iterate over is replaced, not changed.
+    A key has any number of writes of batches, and at most one of a transaction.
+
+    Readers take no lock.  They look a write up in a dict, or go through a copy of the list of versions, and
+    pass over those that have gone meanwhile.
     """
 
     def __init__(self, engine: Engine) -> None:
         # The version before the lowest p; None if nothing is prepared.
         self.floor: Version | None = None
-        # Tells how a transaction ends.
+        # Tell how a transaction ends, and a batch.
         self.settler: Settler = _undecided
+        self.batch_settler: BatchSettler = _undecided
         # Transactions that wait for keys which another one has prepared.
         self.lines = KeyLines()
         # Whether this node serves a qualified key; other nodes may share the engine.
         self.serves: Callable[[bytes], bool] = lambda _: True
         self._engine = engine
-        self._writes: Mapping[Version, OpenWrite] = {}
-        self._by_key: dict[bytes, OpenWrite] = {}
+        self._writes: dict[Version, OpenWrite] = {}
+        # In order.
+        self._versions: list[Version] = []
+        self._by_id: dict[str, tuple[OpenWrite, ...]] = {}
+        self._by_key: dict[bytes, tuple[OpenWrite, ...]] = {}
         self._bytes = 0
         self.load()
 
@@ -119,39 +148,55 @@ class PreparedWrites:
         for transaction, key, version, size in filter(self._is_mine, read_prepared(self._engine)):
             rows.setdefault((version, transaction), []).append((key, size))
         known = self._writes
-        writes: dict[Version, OpenWrite] = {}
+        self._writes, self._by_id, self._by_key = {}, {}, {}
+        self._versions, self._bytes = [], 0
         for (version, transaction), parts in sorted(rows.items()):
-            keys, size = [key for key, _ in parts], sum(size for _, size in parts)
-            writes[version] = known.get(version) or OpenWrite(transaction, version, keys, size, None)
-        self._by_key = {key: write for write in writes.values() for key in write.keys}
-        self._bytes = sum(write.bytes for write in writes.values())
-        self._replace(writes)
+            self._enter(known.get(version) or self._load_write(version, transaction, parts))
+        self._set_floor()
         for version, write in known.items():
-            if version not in writes:
+            if version not in self._writes:
                 write.ended.set()
+
+    def _load_write(
+        self, version: Version, transaction: str, parts: Sequence[tuple[bytes, int]]
+    ) -> OpenWrite:
+        keys, size = [key for key, _ in parts], sum(size for _, size in parts)
+        siblings: Sequence[bytes] = ()
+        if is_batch(transaction):
+            outcome = load_outcome(self._engine, transaction, keys[0])
+            siblings = keys[:1] if outcome is None else outcome.siblings
+        return OpenWrite(transaction, version, keys, size, None, siblings=siblings)
 
     def _is_mine(self, row: tuple[str, bytes, Version, int]) -> bool:
         return self.serves(row[1])
 
     def add(self, write: OpenWrite) -> None:
         """Add a write whose rows are about to be stored.  Its p is the highest."""
-        self._by_key.update(dict.fromkeys(write.keys, write))
+        self._enter(write)
+        self._set_floor()
+
+    def _enter(self, write: OpenWrite) -> None:
+        _add(self._by_id, write.transaction, write)
+        for key in write.keys:
+            _add(self._by_key, key, write)
         self._bytes += write.bytes
-        self._replace({**self._writes, write.version: write})
+        self._writes[write.version] = write
+        self._versions.append(write.version)
 
     def remove(self, write: OpenWrite) -> None:
         """Remove a write that is durably committed or aborted."""
         if self._writes.get(write.version) is write:
+            _remove(self._by_id, write.transaction, write)
             for key in write.keys:
-                del self._by_key[key]
+                _remove(self._by_key, key, write)
             self._bytes -= write.bytes
-            self._replace({version: other for version, other in self._writes.items() if other is not write})
+            del self._writes[write.version]
+            del self._versions[bisect_left(self._versions, write.version)]
+            self._set_floor()
         write.ended.set()
 
-    def _replace(self, writes: Mapping[Version, OpenWrite]) -> None:
-        self._writes = writes
-        # In order of versions: the first is the lowest.
-        self.floor = next(iter(writes)) - 1 if writes else None
+    def _set_floor(self) -> None:
+        self.floor = self._versions[0] - 1 if self._versions else None
 
     def require_room(self, size: int) -> None:
         """Raise `Retryable` while too much is prepared."""
@@ -164,31 +209,38 @@ class PreparedWrites:
 
     def all(self) -> list[OpenWrite]:
         """All writes, the oldest first."""
-        return list(self._writes.values())
+        return self._until(None)
 
     def versions(self) -> list[Version]:
         """The p of each write, in order."""
-        return list(self._writes)
+        return self._versions[:]
+
+    def _until(self, until: Version | None) -> list[OpenWrite]:
+        """The writes whose p is at or below a version, the oldest first."""
+        end = None if until is None else bisect_right(self._versions, until)
+        found = map(self._writes.get, self._versions[:end])
+        # Others may have come to stand at the same places meanwhile.
+        return [write for write in found if write is not None and (until is None or write.version <= until)]
 
     def find(self, transaction: str, keys: KeyRange) -> OpenWrite | None:
-        """The write of a transaction in a range; each partition holds at most one."""
-        for write in self._writes.values():
-            if write.transaction == transaction and write.overlaps(keys):
-                return write
-        return None
+        """The write of a transaction or batch in a range; each partition holds at most one."""
+        found = self._by_id.get(transaction, ())
+        return next((write for write in found if write.overlaps(keys)), None)
 
     def on(self, keys: Iterable[bytes]) -> list[OpenWrite]:
         """The writes on some qualified keys."""
-        found = (self._by_key.get(key) for key in keys)
-        return list({write.version: write for write in found if write is not None}.values())
+        found = (write for key in keys for write in self._by_key.get(key, ()))
+        return list({write.version: write for write in found}.values())
 
     def within(self, keys: KeyRange, until: Version | None = None) -> list[OpenWrite]:
         """The writes on keys of a range whose p is at or below a version, the oldest first."""
-        return [
-            write
-            for version, write in self._writes.items()
-            if (until is None or version <= until) and write.overlaps(keys)
-        ]
+        return [write for write in self._until(until) if write.overlaps(keys)]
+
+    def ask(self, write: OpenWrite) -> Fate:
+        """How a write ends; may take a while.  The caller holds neither the turn nor a lock."""
+        if write.siblings:
+            return self.batch_settler(write.transaction, write.siblings)
+        return self.settler(write.transaction)
 
     def on_crowded(self, commit: Writes, limits: CommitLimits) -> list[OpenWrite]:
         """Count a commit, which the commit of a prepared write below it may have to rewrite.
@@ -198,6 +250,8 @@ class PreparedWrites:
         """
         writes, changes = self.on(commit.keys), len(commit.keys)
         largest = max((len(value) for value in commit.values if is_state(value)), default=0) if writes else 0
+        # All of them may come to be merged into one record.
+        merged = largest and largest + BYTES_PER_BYTE * sum(write.bytes for write in writes)
         crowded = [
             write
             for write in writes
@@ -205,7 +259,7 @@ class PreparedWrites:
             or write.newer_bytes + commit.size > limits.bytes_max // 2
             # Four rows for each of its keys, at most half of `changes_max`, leave so many changes.
             or write.newer_changes + changes > limits.changes_max // 3
-            or (largest and largest + BYTES_PER_BYTE * write.bytes > self._engine.limits.value_bytes_max)
+            or merged > self._engine.limits.value_bytes_max
         ]
         if not crowded:
             for write in writes:
@@ -216,8 +270,20 @@ class PreparedWrites:
 
     def release(self) -> None:
         """Wake all waiting threads: the node stops."""
-        for write in self._writes.values():
+        for write in self._until(None):
             write.ended.set()
+
+
+def _add(index: dict[Indexed, tuple[OpenWrite, ...]], at: Indexed, write: OpenWrite) -> None:
+    index[at] = (*index.get(at, ()), write)
+
+
+def _remove(index: dict[Indexed, tuple[OpenWrite, ...]], at: Indexed, write: OpenWrite) -> None:
+    left = tuple(each for each in index[at] if each is not write)
+    if left:
+        index[at] = left
+    else:
+        del index[at]
 
 
 def conflict(write: OpenWrite) -> Retryable:

@@ -1,0 +1,85 @@
+"""What has become of an atomic batch over several nodes at each of its partitions: one metadata row.
+
+    "batch/" | id: 30 bytes, ASCII | the first qualified key of the batch in the partition
+        ->  MessagePack: [decision, version, first keys of the batch in all its partitions]
+
+The row of a prepared batch is `undecided`, at p.  Prepare, commit and abort write it in the engine write of
+their other rows.  It names no partition: a split, a merge, a move or a takeover leaves it as it is.
+
+**Refused.**  A partition that is asked for a batch which it has not prepared stores `abort` before it
+answers, and a prepare that comes later finds that.  So a batch that one partition has refused is never
+prepared everywhere, and one that is prepared everywhere is refused nowhere: all come to the same end.
+
+**Kept** until the id is too old to prepare, since a prepare may be repeated; an outcome also until no sibling
+has the batch prepared, since that one will ask.  Versions of the node tell the age, and never go back.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from floodmark.engine import Engine, WriteRow
+from floodmark.model.batch import BATCH_ID_CHARACTERS, batches_from
+from floodmark.model.errors import Corruption, TransactionEnded
+from floodmark.model.limits import PAGE_BYTES_MAX, PAGE_ROWS_MAX
+from floodmark.model.partition import Decision
+from floodmark.model.ranges import after
+from floodmark.model.version import Version
+from floodmark.partition.families import META
+
+BATCHES: Final = b"batch/"
+
+
+class Outcome(msgspec.Struct, frozen=True, array_like=True):
+    """What has become of a batch at a partition.  `version` is p, the commit version, or 0."""
+
+    decision: Decision
+    version: Version = 0
+    siblings: tuple[bytes, ...] = ()
+
+
+REFUSED: Final = Outcome(Decision.ABORT)
+
+
+def store_outcome(batch: str, key: bytes, outcome: Outcome | None) -> WriteRow:
+    """The write that sets or removes the row of a batch."""
+    return META, _prefix(batch) + key, None if outcome is None else msgspec.msgpack.encode(outcome)
+
+
+def load_outcome(engine: Engine, batch: str, key: bytes) -> Outcome | None:
+    """What has become of a batch; None if nothing is known of it."""
+    row_key = _prefix(batch) + key
+    stored = engine.get(META, row_key)
+    return None if stored is None else _decode(row_key, stored)
+
+
+def read_outcomes(engine: Engine, until_ms: int) -> Iterator[tuple[str, bytes, Outcome]]:
+    """Id, key and outcome of all batches whose ids were minted before a time, the oldest first."""
+    start, end, place = BATCHES, _prefix(batches_from(until_ms)), len(BATCHES) + BATCH_ID_CHARACTERS
+    while page := engine.scan(META, start, end, rows_max=PAGE_ROWS_MAX, bytes_max=PAGE_BYTES_MAX):
+        for row_key, stored in page:
+            yield row_key[len(BATCHES) : place].decode(), row_key[place:], _decode(row_key, stored)
+        start = after(page[-1][0])
+
+
+def refused(batch: str) -> TransactionEnded:
+    """The error for a batch that cannot be prepared any more."""
+    return TransactionEnded(
+        f"the atomic batch {batch} is refused here: another participant asked for it before it was prepared, "
+        "or it took too long; begin another one",
+        transaction=batch,
+    )
+
+
+def _prefix(batch: str) -> bytes:
+    return BATCHES + batch.encode()
+
+
+def _decode(row_key: bytes, stored: bytes) -> Outcome:
+    try:
+        return msgspec.msgpack.decode(stored, type=Outcome)
+    except msgspec.MsgspecError as error:
+        raise Corruption(
+            f"the atomic batch {row_key.hex()} is damaged: {error}. Restore the site from a backup"
+        ) from error

@@ -1,0 +1,136 @@
+"""The part of a partition of this process that takes the steps of prepared writes, and settles them."""
+
+from collections import deque
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Final
+
+from floodmark.codec.stamps import find_origins, stamp_version
+from floodmark.model.partition import CommitLimits, Fate, PreparedWrite
+from floodmark.model.ranges import KeyRange
+from floodmark.model.version import Version
+from floodmark.partition.commit.commit import CommitTally, Writes, arrange
+from floodmark.partition.commit.entering import Entrance, WriteKind, check_fits
+from floodmark.partition.commit.merging import has_origins, is_state, newest_version
+from floodmark.partition.committer import Committer, moved
+from floodmark.partition.heat import Heat
+from floodmark.partition.prepared.settling import SETTLES_MAX, settle_writes, try_settle, wait_seconds_max
+from floodmark.partition.prepared.steps import AbortPrepared, CommitPrepared, Prepare, require_preparable
+from floodmark.partition.prepared.writes import OpenWrite, PreparedWrites, conflict
+
+# How often a prepare polls for the end of a conflicting write; so long it also waits in line.
+PREPARE_ASKS_MAX: Final = 40
+
+
+class PreparingPartition:
+    """Prepares, commits and aborts writes of transactions and atomic batches."""
+
+    id: int
+    range: KeyRange
+    log_id: int
+    limits: CommitLimits
+    retired: bool
+    sealing: bool
+    tallies: deque[CommitTally]
+    heat: Heat
+    _committer: Committer
+    _prepared: PreparedWrites
+    _entrance: Entrance
+
+    def prepare(
+        self,
+        transaction: str,
+        keys: Sequence[bytes],
+        values: Sequence[bytes],
+        siblings: Sequence[bytes] = (),
+    ) -> Version:
+        writes = self._enter_prepared(keys, values, is_copied=bool(siblings) and has_origins(values))
+        require_preparable(self, transaction, writes, siblings)
+        lines = self._prepared.lines
+        # Transactions in line may wait for what this one has prepared; a batch waits for none.
+        if siblings or lines.is_free(writes.keys) or self._prepared.find(transaction, self.range) is not None:
+            step = self._try_prepare(transaction, writes, siblings)
+            if not step.blocking:
+                return step.version
+        wait_seconds = wait_seconds_max(PREPARE_ASKS_MAX)
+        with nullcontext() if siblings else lines.standing(writes.keys, seconds_max=wait_seconds):
+            for _ in range(SETTLES_MAX):
+                step = self._try_prepare(transaction, writes, siblings)
+                if not step.blocking:
+                    return step.version
+                # Not for long: two transactions that wait for each other would wait until their deadline.
+                settle_writes(self, step.blocking, self._prepared.ask, asks=PREPARE_ASKS_MAX)
+        raise conflict(step.blocking[0])
+
+    def _enter_prepared(self, keys: Sequence[bytes], values: Sequence[bytes], *, is_copied: bool) -> Writes:
+        if not is_copied:
+            return self._enter(keys, values, WriteKind.WRITE)
+        writes = self._enter(keys, values, WriteKind.COPY, own=False)
+        self._observe_stamps(writes)
+        return writes
+
+    def _try_prepare(self, transaction: str, writes: Writes, siblings: Sequence[bytes]) -> Prepare:
+        """Prepare a write unless others conflict with it; the step."""
+        step = Prepare(self._committer.place, self, transaction, writes, siblings)
+        self._committer.commit(step)
+        return step
+
+    def commit_prepared(self, transaction: str, version: Version) -> bool:
+        self._committer.observe(version)
+        step = CommitPrepared(self._committer.place, self, transaction, version)
+        return self._committer.commit(step) != 0
+
+    def abort_prepared(self, transaction: str, key: bytes | None = None) -> bool:
+        if key is not None and not self.range.contains(key):
+            raise moved(self)
+        step = AbortPrepared(self._committer.place, self, transaction, key)
+        return self._committer.commit(step) != 0
+
+    def ask_prepared(self, transaction: str, key: bytes) -> Fate:
+        if not self.range.contains(key):
+            raise moved(self)
+        step = AbortPrepared(self._committer.place, self, transaction, key, asks=True)
+        self._committer.commit(step)
+        return step.fate
+
+    def ended_prepared(self, transactions: Sequence[str], siblings: Sequence[bytes]) -> list[bool]:
+        found = [self._prepared.find(transaction, self.range) is None for transaction in transactions]
+        # A new owner may have it prepared.
+        if self.retired or not all(map(self.range.contains, siblings)):
+            raise moved(self)
+        return found
+
+    def prepared(self) -> list[PreparedWrite]:
+        return [write.describe() for write in self._prepared.within(self.range)]
+
+    def settle_prepared(self) -> None:
+        """Return when the writes that are prepared here now have ended."""
+        self._settle(self._prepared.within(self.range))
+
+    def settle_decided(self, until: Version) -> None:
+        """End the writes that were prepared here at or below a version and are decided."""
+        for write in self._prepared.within(self.range, until):
+            try_settle(self, write, self._prepared.ask)
+
+    def _settle(self, writes: Sequence[OpenWrite]) -> None:
+        settle_writes(self, writes, self._prepared.ask)
+
+    def _enter(
+        self,
+        keys: Sequence[bytes],
+        values: Sequence[bytes],
+        kind: WriteKind,
+        *,
+        own: bool = True,
+        loaded: bool = False,
+    ) -> Writes:
+        """The rows of a commit, checked."""
+        self._entrance.check(keys, values, kind)
+        writes = arrange(keys, values, own=own, loaded=loaded)
+        check_fits(self.limits, len(writes.keys), writes.size)
+        return writes
+
+    def _observe_stamps(self, writes: Writes) -> None:
+        """Move the clock past the stamps of copies: later writes of this site must win over all of them."""
+        origin = stamp_version(max(find_origins(writes.values)))
+        self._committer.observe(max([origin, *map(newest_version, filter(is_state, writes.values))]))
