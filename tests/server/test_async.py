@@ -61,10 +61,27 @@ async def use_everything(site: AsyncSite) -> None:
     await records.update(b"ada", {"title": "countess"})
     await records.delete_field(b"ada", "city")
     assert await records.get(b"ada") == b'{"born":1815,"title":"countess"}'
+    async with site.atomic() as batch:
+        batch.put(users, b"bob", b"5", ttl=timedelta(hours=1))
+        batch.add(counts, b"home", 1)
+    record = await users.record(b"bob")
+    assert record is not None
+    assert record.version == batch.version > 0
+    pairs = [(users, b"bob"), (counts, b"home"), (users, b"none")]
+    assert await site.read_atomic(pairs) == [b"5", b"101", None]
+    assert await site.read_atomic_many(pairs) == dict(zip(pairs, (b"5", b"101", None), strict=True))
+
+    async def fail() -> None:
+        async with site.atomic() as batch:
+            batch.put(users, b"bob", b"6")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()
     assert [pair async for pair in users.scan()] == [(b"ada", b"2"), (b"bob", b"5")]
     assert [pair async for pair in users.scan(reverse=True, limit=1)] == [(b"bob", b"5")]
     keys = [change.key async for change in site.changes("users")]
-    assert keys == [b"ada", b"ada", b"bob", b"cyd", b"bob", b"cyd"]
+    assert keys == [b"ada", b"ada", b"bob", b"cyd", b"bob", b"cyd", b"bob"]
     with pytest.raises(InvalidKey):
         await users.get(b"")
     with pytest.raises(NamespaceNotFound):

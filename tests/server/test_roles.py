@@ -106,6 +106,7 @@ DATA: dict[str, tuple[Role, Callable[[Site, str], object]]] = {
     "get": (Role.READ, lambda site, name: _partition(site).get(_key(name))),
     "find": (Role.READ, lambda site, name: _partition(site).find(_key(name))),
     "get_many": (Role.READ, lambda site, name: _partition(site).get_many([_key(name)])),
+    "read_batches": (Role.READ, lambda site, name: _partition(site).read_batches([_key(MINE)], [_key(name)])),
     "scan": (Role.READ, _scan),
     "changes": (Role.READ, _changes),
     "hold": (

@@ -462,6 +462,8 @@ SITE_CALLS: Calls = dict.fromkeys(WITHOUT_ARGUMENTS.split(), ()) | {
     "hold_safe_point": ("new", 1 << 60),
     "merge": (1, 2),
     "namespace": ("users",),
+    "read_atomic": ([],),
+    "read_atomic_many": ([],),
     "release_safe_point": ("lost",),
     "run_transaction": (print,),
     "set_topology": (

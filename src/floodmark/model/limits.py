@@ -16,6 +16,12 @@ COMMIT_BYTES_MAX: Final = 64 * MIB
 # A write of a transaction stands in the engine twice, when it is prepared and when it is committed.
 TRANSACTION_BYTES_MAX: Final = COMMIT_BYTES_MAX // 2
 
+# Keys of one atomic read, and their bytes, which stand twice in a request.
+ATOMIC_READ_KEYS_MAX: Final = 1_000
+ATOMIC_READ_BYTES_MAX: Final = 512 * KIB
+# Keys of the last atomic batches, in memory, for atomic reads.
+BATCH_CACHE_BYTES_MAX: Final = 4 * MIB
+
 # A record that is merged field by field; fields that were deleted count, for they are remembered.
 FIELDS_MAX: Final = 4_096
 FIELD_NAME_BYTES_MAX: Final = 1 * KIB

@@ -17,7 +17,7 @@ from floodmark.model.access import Role
 from floodmark.model.actions import Action, Scope
 from floodmark.model.errors import InvalidVersion
 from floodmark.model.ranges import KeyRange
-from floodmark.model.record import Versioned
+from floodmark.model.record import AtomicAnswer, Versioned
 from floodmark.model.version import VERSION_MAX, Version
 
 if TYPE_CHECKING:
@@ -75,6 +75,16 @@ class Partition(Protocol):
     @READS
     def get_many(self, keys: Sequence[bytes], at: Version | None = None) -> list[bytes | None]:
         """The values of several qualified keys, in their order; each is read on its own."""
+
+    @READS
+    def read_batches(
+        self, keys: Sequence[bytes], among: Sequence[bytes], at: Version | None = None
+    ) -> AtomicAnswer:
+        """The newest records of distinct qualified keys, for an atomic read of these and `among`.
+
+        With `at`, the newest at or below it, when no write there is still to come.  The keys may lie in any
+        partitions of this one's node.  Large values may leave only the first keys room in the answer.
+        """
 
     def scan(
         self, keys: KeyRange, at: Version, *, rows_max: int | None = None, reverse: bool = False

@@ -40,6 +40,32 @@ class Versioned(msgspec.Struct, frozen=True):
     expires_at: int | None = None
 
 
+class AtomicRecord(msgspec.Struct, frozen=True, array_like=True):
+    """The newest record of a key, as an atomic read needs it; version 0 if there is none.
+
+    `value` is None if the record is dead.  A `merged` record holds what several writes have added.
+    """
+
+    version: Version
+    stamp: Stamp
+    value: bytes | None
+    batched: bool
+    merged: bool
+
+
+class AtomicAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """What a node answers to an atomic read.
+
+    Nothing at or below `resolved` was still to come when the first record was read.  `siblings` has the keys
+    of batches by their versions, as places in the keys and `among` of the request; a batch that is missing
+    above `resolved` is not known any more.
+    """
+
+    resolved: Version
+    records: list[AtomicRecord]
+    siblings: dict[Version, list[int]] = {}
+
+
 class FoundRecord(msgspec.Struct, frozen=True):
     """What a key holds at a site, dead or alive, and the digest of its content (`codec/thin.py`)."""
 

@@ -34,6 +34,7 @@ from floodmark.model.errors import (
     StaleLink,
 )
 from floodmark.model.version import Version
+from floodmark.partition.commit.batches import BatchCache
 from floodmark.partition.commit.commit import (
     BYTES_PER_BYTE,
     ROWS_PER_CHANGE,
@@ -106,7 +107,7 @@ class Committer:
         self.tail = LiveTail(storage)
         self.floors = Floors(self.prepared)
         self.counting = CommitCounting(self.prepared, clock)
-        self.place = Place(self.prepared, storage, self.tail, site_id)
+        self.place = Place(self.prepared, storage, self.tail, site_id, BatchCache())
         self._announced = Announced()
         self.followers = Followers(self.tail, self.resolved_version, self.sync)
         storage.on_recovery.append(self._begin_anew)

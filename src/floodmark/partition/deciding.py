@@ -86,7 +86,7 @@ class Decided(RoundStep):
         place = self._committer.place
         serving = self._serving()
         for key in self._on or ():
-            _route(serving, key)
+            route(serving, key)
         if self._on is not None and place.prepared.floor is not None:
             self.blocking = place.prepared.on(self._on)
             if self.blocking:
@@ -111,7 +111,7 @@ class Decided(RoundStep):
     ) -> Sequence[WriteRow]:
         groups: list[tuple[DecidingPartition, list[bytes]]] = []
         for key in written:
-            partition = _route(serving, key)
+            partition = route(serving, key)
             if not groups or groups[-1][0] is not partition:
                 groups.append((partition, []))
             groups[-1][1].append(key)
@@ -124,6 +124,8 @@ class Decided(RoundStep):
             part = Commit(partition, writes, durable=self.durable)
             rows += encode_commit_rows(part, version, place.site, place.storage.log_row_bytes_max)
             self._parts.append((partition, part))
+        if self._is_batch:
+            place.batches.remember(version, frozenset(written))
         # The values fit, but what they are merged into may be too much for one write.
         place.storage.require_fitting(rows)
         self.version = version
@@ -193,7 +195,7 @@ def commit_decided(
     raise conflict(step.blocking[0])
 
 
-def _route(serving: PartitionMap[DecidingPartition], key: bytes) -> DecidingPartition:
+def route(serving: PartitionMap[DecidingPartition], key: bytes) -> DecidingPartition:
     """The partition of a qualified key; PartitionMoved if another node has it."""
     partition = serving.route(key)
     if partition.retired:

@@ -20,13 +20,13 @@ class Floors:
         self.unsynced: Version | None = None
         self._prepared = prepared
 
-    def below(self, version: Version) -> Version:
-        """The version, or the lowest floor if that is lower.
+    def below(self, version: Version, *, durable: bool = True) -> Version:
+        """The version, or the lowest floor if that is lower.  Unless `durable`, unsynced commits have none.
 
         The version must have been minted before the call: a round that is missed here mints above it.
         """
         # A round enters its prepared writes before it removes its own floor, so theirs is read last.
-        for floor in (self.round, self.unsynced, self._prepared.floor):
+        for floor in (self.round, self.unsynced if durable else None, self._prepared.floor):
             if floor is not None and floor < version:
                 version = floor
         return version

@@ -27,8 +27,9 @@ from floodmark.model.errors import (
 from floodmark.model.limits import PAGE_ROWS_MAX, SITE_IDS_MAX
 from floodmark.model.partition import CommitLimits, Content, LinkGuard
 from floodmark.model.ranges import KeyRange, after, prefix_end
-from floodmark.model.record import Record, Versioned
+from floodmark.model.record import AtomicAnswer, Record, Versioned
 from floodmark.model.version import Version, moment_of
+from floodmark.partition.atomic_reading import read_batches
 from floodmark.partition.commit.commit import Commit, CommitTally, Decide, Mint, Writes
 from floodmark.partition.commit.entering import (
     Entrance,
@@ -154,6 +155,11 @@ class LocalPartition(PreparingPartition):
                 values.append(None if live is None else live[1])
         return values
 
+    def read_batches(
+        self, keys: Sequence[bytes], among: Sequence[bytes], at: Version | None = None
+    ) -> AtomicAnswer:
+        return read_batches(self._committer, self._clock, self._serving, keys, among, at, self._require_kept)
+
     def scan(
         self, keys: KeyRange, at: Version, *, rows_max: int | None = None, reverse: bool = False
     ) -> Iterator[list[tuple[bytes, bytes]]]:
@@ -194,7 +200,8 @@ class LocalPartition(PreparingPartition):
             yield batch
 
     def settle(self, keys: Sequence[bytes], at: Version) -> None:
-        self._prepare_read(keys[0][:NAMESPACE_BYTES], at)
+        for key in keys:
+            self._prepare_read(key[:NAMESPACE_BYTES], at, key)
         # A read looks at the lease: an owner that was replaced meanwhile cannot tell what is to come.
         find_rows(self._engine, encode_prefixes(keys[:1]), at)
         self.heat.reads += len(keys)
@@ -289,7 +296,7 @@ class LocalPartition(PreparingPartition):
         self._entrance.meet(namespaces_of(keys))
 
         def decide() -> dict[bytes, bytes]:
-            found = ((key, self._live_since(key, since)) for key in keys)
+            found = ((key, _live_since(self, key, since)) for key in keys)
             return {key: deletion_of(stored) for key, stored in found if stored is not None}
 
         return commit_decided(self._committer, self._serving, keys, decide, durable=durable).changes
@@ -335,14 +342,6 @@ class LocalPartition(PreparingPartition):
         commit = Commit(self, None, durable=durable, decide=decide_settled)
         self._committer.commit(commit)
         return commit, blocking
-
-    def _live_since(self, key: bytes, since: Version) -> bytes | None:
-        """The stored record of a live key that was not written after a version."""
-        prefix = encode_prefix(key)
-        found = find_stored(self._engine, prefix, None)
-        if found is None or found[0] > since or self._live(prefix, found, None) is None:
-            return None
-        return found[1]
 
     def apply(
         self,
@@ -434,6 +433,15 @@ def _admitted(entrance: Entrance, link: LinkGuard | None, decide: Decide) -> Dec
         return writes
 
     return admit_first
+
+
+def _live_since(partition: LocalPartition, key: bytes, since: Version) -> bytes | None:
+    """The stored record of a live key that was not written after a version."""
+    prefix = encode_prefix(key)
+    found = find_stored(partition._engine, prefix, None)
+    if found is None or found[0] > since or partition._live(prefix, found, None) is None:
+        return None
+    return found[1]
 
 
 def _range_of(namespace: bytes, key: bytes | None) -> KeyRange:

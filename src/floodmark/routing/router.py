@@ -275,14 +275,24 @@ class Router:
         self._each_group(groups, delete_group, divides=True, together=True)
         return deleted
 
-    def each(self, keys: Sequence[bytes], work: Callable[[Partition, Sequence[bytes]], None]) -> None:
-        """Do work that may be repeated with qualified keys, in order, at the partitions that have them."""
-        groups = self._groups(dict.fromkeys(sorted(keys), b""))
+    def each(
+        self,
+        keys: Sequence[bytes],
+        work: Callable[[Partition, Sequence[bytes]], None],
+        *,
+        together: bool = False,
+    ) -> None:
+        """Do work that may be repeated with qualified keys, in order, at the partitions that have them.
+
+        With `together`, once for each place, at the first of its partitions.
+        """
+        groups = self._groups(dict.fromkeys(sorted(keys), b""), together=together)
         self._each_group(
             groups,
             lambda partition, group: work(partition, list(group)),
             lambda _, failure: failure.again(),
             divides=True,
+            together=together,
         )
 
     def scan(

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from floodmark.host.ports import Host
 from floodmark.model.errors import LimitExceeded
-from floodmark.model.limits import COMMIT_BYTES_MAX, MIB, REQUEST_BYTES_MAX
+from floodmark.model.limits import ATOMIC_READ_KEYS_MAX, COMMIT_BYTES_MAX, MIB, REQUEST_BYTES_MAX
 from floodmark.model.partition import Partition
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import Version
@@ -36,6 +36,7 @@ from floodmark.wire.messages import (
 POINT_CALLS: Final = (
     messages.GET,
     messages.FIND,
+    messages.READ_BATCHES,
     messages.PUT,
     messages.MERGE,
     messages.WRITE,
@@ -46,7 +47,7 @@ POINT_CALLS: Final = (
     COMPARE_AND_SET,
 )
 # Those whose keys may lie in any partitions of the node.
-NODE_WIDE: Final = (messages.WRITE, messages.DELETE_UNCHANGED)
+NODE_WIDE: Final = (messages.WRITE, messages.DELETE_UNCHANGED, messages.READ_BATCHES)
 # The steps that other nodes take at a partition.
 STEPS: Final = (
     messages.PREPARE,
@@ -108,6 +109,13 @@ def map_for(partitions: Sequence[Partition], namespaces: Sequence[bytes]) -> lis
     return [
         (number, KeyRange(start, end)) for (number, _), start, end in zip(pieces, starts, ends, strict=True)
     ]
+
+
+def check_read_set(keys: Sequence[bytes], among: Sequence[bytes]) -> list[bytes]:
+    """All keys of an atomic read, each of which its caller must be allowed to read."""
+    if len(keys) + len(among) > ATOMIC_READ_KEYS_MAX:
+        raise LimitExceeded(f"an atomic read may name at most {ATOMIC_READ_KEYS_MAX:,} keys")
+    return [*keys, *among] if keys else []
 
 
 class DataPlane:
@@ -177,6 +185,7 @@ class DataPlane:
         fields = method.request.__struct_fields__
         is_read, has_since = "durable" not in fields, "since" in fields
         name, audited, has_one_key = method.call, method.action.audited, "key" in fields
+        names_others = "among" in fields
         named = tuple(field for field in fields if field in ("durable", "link", "batch"))
         arguments = attrgetter(*(field for field in fields if field not in ("partition", *named)))
 
@@ -184,6 +193,8 @@ class DataPlane:
             if is_read:
                 check_version(request.at)
             keys = (request.key,) if has_one_key else request.keys
+            if names_others:
+                keys = check_read_set(keys, request.among)
             partition = self._partition_of(caller, method, request.partition, keys)
             if has_since:
                 check_position(request.since)

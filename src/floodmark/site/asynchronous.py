@@ -6,15 +6,15 @@ changes, ahead of its task by a limited number of rows.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import asynccontextmanager, closing
 from copy import copy
 from datetime import timedelta
 from functools import partial
 from threading import Semaphore, Thread
 from types import TracebackType
-from typing import Any, Generic, Literal, Self, TypeVar, cast, overload
+from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar, cast, overload
 
 from floodmark.feed import Item
 from floodmark.model.change import Change, Resolved
@@ -23,10 +23,12 @@ from floodmark.model.record import Versioned
 from floodmark.model.version import Version
 from floodmark.routing.asynchronous import AsyncRouter
 from floodmark.site.arguments import At, Durability
+from floodmark.site.batch import Batch
 from floodmark.site.connecting import connect
 from floodmark.site.namespace import Namespace, Pairs
 from floodmark.site.policies import Fields
 from floodmark.site.site import Site
+from floodmark.site.writer import Encoding
 
 Row = TypeVar("Row")
 Result = TypeVar("Result")
@@ -96,6 +98,25 @@ class AsyncSite:
 
         return AsyncRows(read, lambda item: resolved_markers or not isinstance(item, Resolved))
 
+    @asynccontextmanager
+    async def atomic(self, *, durability: Durability | None = None) -> AsyncGenerator[Batch]:
+        """See `Site.atomic`: `async with site.atomic() as batch`, whose writes are not awaited."""
+        # The time is known from then on: a write with a time to live does not ask the server for it.
+        await self._run(self._site.host.physical_ms)
+        batch = self._site.atomic(durability=durability)
+        yield batch
+        await self._run(partial(batch.__exit__, None, None, None))
+
+    async def read_atomic(self, pairs: "Iterable[AsyncPair]") -> list[Any]:
+        """See `Site.read_atomic`."""
+        known = [(namespace._namespace, key) for namespace, key in pairs]
+        return await self._run(partial(self._site.read_atomic, known))
+
+    async def read_atomic_many(self, pairs: "Iterable[AsyncPair]") -> "dict[AsyncPair, Any]":
+        """See `Site.read_atomic_many`."""
+        listed = list(pairs)
+        return dict(zip(listed, await self.read_atomic(listed), strict=True))
+
     def _wrap(self, namespace: Namespace) -> "AsyncNamespace":
         return AsyncNamespace(namespace, self._router, self._run)
 
@@ -125,6 +146,16 @@ class AsyncNamespace:
     def name(self) -> str:
         """The name under which the site knows it."""
         return self._namespace.name
+
+    @property
+    def id(self) -> int:
+        """The number under which its keys are stored."""
+        return self._namespace.id
+
+    @property
+    def encoding(self) -> Encoding:
+        """How writes become rows, for batches, which gather them."""
+        return self._namespace.encoding
 
     async def get(self, key: bytes, *, at: At | None = None) -> bytes | None:
         """See `Namespace.get`."""
@@ -224,6 +255,9 @@ class AsyncNamespace:
         """Ask for the site's time in a thread, if the write needs it: now and then that asks the server."""
         if ttl is not None or self._namespace.settings.ttl is not None:
             await self._run(self._namespace._host.physical_ms)
+
+
+AsyncPair: TypeAlias = tuple[AsyncNamespace, bytes]
 
 
 class AsyncRows(Generic[Row]):

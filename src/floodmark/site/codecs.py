@@ -58,13 +58,13 @@ class CodedView(Lookup[str, Value]):
 
     def get(self, key: str) -> Value | None:
         """The value of a key; None if there is none.  InvalidValue if the codec cannot read it."""
-        return self._decode(key, self._reads.get(to_key(key)))
+        return self.decode(key, self._reads.get(to_key(key)))
 
     def get_many(self, keys: Iterable[str]) -> list[Value | None]:
         """The values of several keys, in their order."""
         named = list(keys)
         found = self._reads.get_many([to_key(key) for key in named])
-        return [self._decode(key, stored) for key, stored in zip(named, found, strict=True)]
+        return [self.decode(key, stored) for key, stored in zip(named, found, strict=True)]
 
     def scan(
         self,
@@ -91,7 +91,8 @@ class CodedView(Lookup[str, Value]):
         except (TypeError, ValueError) as error:
             raise _refuse_stored(key, error) from error
 
-    def _decode(self, key: str, stored: bytes | None) -> Value | None:
+    def decode(self, key: str, stored: bytes | None) -> Value | None:
+        """The value that a key holds, by its bytes; None for None."""
         return None if stored is None else self._decode_row(key.encode(), stored)[1]
 
 
@@ -179,7 +180,7 @@ class CodedNamespace(CodedView[Value]):
         name, new = to_key(key), None if value is None else self._encode(key, value)
         while True:
             stored = self.stored.get(name)
-            if (stored is None) != (expected is None) or self._decode(key, stored) != expected:
+            if (stored is None) != (expected is None) or self.decode(key, stored) != expected:
                 return False
             # Another writer may have been faster; then its value is compared.
             if self.stored.compare_and_set(name, stored, new, ttl=ttl, durability=durability):

@@ -1,16 +1,25 @@
 """Writes that are gathered to be committed together, by a transaction or an atomic batch."""
 
 from datetime import timedelta
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
 from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.model.errors import CommitTooLarge, InvalidArgument
-from floodmark.site.codecs import CodedNamespace
-from floodmark.site.namespace import Namespace
 from floodmark.site.policies import Fields
+from floodmark.site.writer import Encoding
 
-# Keys and values are those of the handle: bytes, or text and what its codec takes.
-AnyNamespace: TypeAlias = Namespace | CodedNamespace[Any]
+
+class AnyNamespace(Protocol):
+    """A handle of a namespace; keys and values are bytes, or text and what its codec takes."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def encoding(self) -> Encoding: ...
 
 
 class GatheredWrites:

@@ -42,16 +42,14 @@ from floodmark.partition.commit.entering import check_key
 from floodmark.replication.topology import Topology
 from floodmark.site.arguments import (
     At,
-    Durability,
     Since,
     check_count,
-    check_durability,
     check_duration,
     check_kind,
     check_range,
     to_version,
 )
-from floodmark.site.batch import Batch
+from floodmark.site.batch import AtomicCalls
 from floodmark.site.beginning import begin_at, decode_items, decoder_of, find_scope
 from floodmark.site.codecs import Codec, CodecName, CodedNamespace, find_codec, with_codec
 from floodmark.site.feeds import Feeds, Subscriptions
@@ -80,7 +78,7 @@ class _CreateOptions(TypedDict, total=False):
     exist_ok: bool
 
 
-class Site:
+class Site(AtomicCalls):
     """Holds namespaces.  Made by `floodmark.open` or `floodmark.connect`; close it, or use `with`."""
 
     def __init__(self, host: Host, *, durable: bool) -> None:
@@ -371,25 +369,7 @@ class Site:
         """Write a heartbeat now.  A site does so each second by itself."""
         return self.host.versions.heartbeat()
 
-    # Atomic batches and transactions
-
-    def atomic(self, *, durability: Durability | None = None) -> Batch:
-        """Writes to any namespaces that are one commit, at the end of a `with` block.
-
-        What does not fit into one commit raises CommitTooLarge, and nothing is written.
-
-        >>> import floodmark, tempfile
-        >>> with floodmark.open(tempfile.mkdtemp(), site="oslo") as site:
-        ...     messages = site.create_namespace("messages")
-        ...     unread = site.create_namespace("unread", merge="counter")
-        ...     with site.atomic() as batch:
-        ...         batch.put(messages, b"grace/17", b"hello")
-        ...         batch.add(unread, b"grace", 1)
-        ...     [change.batch == batch.version for change in site.changes()]
-        [True, True]
-        """
-        durable = self._durable if durability is None else check_durability(durability)
-        return Batch(partial(self.host.router.write_batch, durable=durable))
+    # Transactions
 
     def transaction(self, *, timeout: timedelta = TIMEOUT, coordinator: int = 0) -> Transaction:
         """Writes, and acknowledgements of subscriptions, that happen together or not at all.

@@ -11,7 +11,7 @@ from floodmark.model.errors import FloodmarkError, PartitionMoved, Unreachable, 
 from floodmark.model.limits import REQUEST_BYTES_MAX
 from floodmark.model.partition import CommitLimits, Content, Fate, LinkGuard, Partition, PartitionMap
 from floodmark.model.ranges import KeyRange
-from floodmark.model.record import Versioned
+from floodmark.model.record import AtomicAnswer, Versioned
 from floodmark.model.version import Version
 from floodmark.wire.cluster import ELSEWHERE, Nodes
 from floodmark.wire.columns import decode_pairs, require_records
@@ -34,6 +34,7 @@ from floodmark.wire.messages import (
     PREPARE,
     PUT,
     PUT_UNCHANGED,
+    READ_BATCHES,
     REPAIR,
     RESOLVED,
     SETTLE,
@@ -86,6 +87,11 @@ class RemotePartition:
                 raise WireMismatch(f"{self._connection.url} gave no values for keys that were asked for")
             values += found
         return values
+
+    def read_batches(
+        self, keys: Sequence[bytes], among: Sequence[bytes], at: Version | None = None
+    ) -> AtomicAnswer:
+        return self._connection.call(READ_BATCHES, self.id, list(keys), list(among), at)
 
     def scan(
         self, keys: KeyRange, at: Version, *, rows_max: int | None = None, reverse: bool = False

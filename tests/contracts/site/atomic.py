@@ -6,13 +6,22 @@ import pytest
 from tests.contracts.site.base import SiteContractBase, refused
 
 from floodmark.model.change import Change, Resolved
-from floodmark.model.errors import Closed, CommitTooLarge, LimitExceeded, WrongPolicy
-from floodmark.model.limits import COMMIT_BYTES_MAX, VALUE_BYTES_MAX
+from floodmark.model.errors import (
+    Closed,
+    CommitTooLarge,
+    InvalidArgument,
+    InvalidKey,
+    LimitExceeded,
+    NamespaceNotFound,
+    WrongPolicy,
+)
+from floodmark.model.limits import ATOMIC_READ_KEYS_MAX, COMMIT_BYTES_MAX, VALUE_BYTES_MAX
 from floodmark.site import Namespace, Site
+from floodmark.site.batch import Pair
 
 
 class AtomicContract(SiteContractBase):
-    """`Site.atomic`."""
+    """`Site.atomic`, `read_atomic` and `read_atomic_many`."""
 
     @pytest.fixture(params=[False, True], ids=["one partition", "many partitions"])
     def badges(self, request: pytest.FixtureRequest, site: Site, users: Namespace) -> Namespace:
@@ -146,3 +155,57 @@ class AtomicContract(SiteContractBase):
                 assert keys == [
                     (name, key) for name in ("users", "unread") for key in (b"a", b"h", b"q", b"z")
                 ]
+
+    def test_atomic_read_finds_values_by_the_handles_that_it_names(
+        self, site: Site, users: Namespace, badges: Namespace
+    ) -> None:
+        people = site.create_namespace("people", merge="fields", codec="json")
+        texts = site.namespace("users", codec="text")
+        with site.atomic() as batch:
+            batch.put(users, b"z", b"last")
+            batch.put(users, b"a", b"first")
+            batch.delete(users, b"q")
+            batch.put(people, "ada", {"title": "countess"})
+            batch.add(badges, b"zoe", 2)
+        pairs: list[Pair] = [
+            (badges, b"zoe"),
+            (users, b"q"),
+            (people, "ada"),
+            (users, b"z"),
+            (texts, "z"),
+            (users, b"none"),
+            (badges, b"zoe"),
+            (users, b"a"),
+        ]
+        expected = [b"2", None, {"title": "countess"}, b"last", "last", None, b"2", b"first"]
+        assert site.read_atomic(pairs) == site.read_atomic(iter(pairs)) == expected
+        assert site.read_atomic_many(pairs) == dict(zip(pairs, expected, strict=True))
+        assert site.read_atomic([]) == []
+        assert site.read_atomic_many([]) == {}
+
+    def test_atomic_read_of_large_values_goes_on_where_an_answer_ends(
+        self, site: Site, users: Namespace, badges: Namespace
+    ) -> None:
+        keys = [b"%c" % letter for letter in b"acegikmoqsuw"]
+        with site.atomic() as batch:
+            for key in keys:
+                batch.put(users, key, key * VALUE_BYTES_MAX)
+        found = site.read_atomic([(users, key) for key in keys])
+        assert [(value[:1], len(value)) for value in found] == [(key, VALUE_BYTES_MAX) for key in keys]
+
+    def test_atomic_read_has_limits(self, site: Site, users: Namespace, badges: Namespace) -> None:
+        users.put(b"1", b"x")
+        pairs: list[Pair] = [(users, b"%d" % number) for number in range(ATOMIC_READ_KEYS_MAX)]
+        assert list(site.read_atomic_many(pairs).values()) == [None, b"x", *[None] * 998]
+        refused(LimitExceeded, lambda: site.read_atomic([*pairs, (users, b"x")]))
+        refused(LimitExceeded, lambda: site.read_atomic_many([*pairs, (users, b"x")]))
+        long: list[Pair] = [(users, b"%04d" % number * 1000) for number in range(132)]
+        refused(LimitExceeded, lambda: site.read_atomic(long))
+        refused(InvalidArgument, lambda: site.read_atomic(users))  # type: ignore[arg-type]
+        refused(InvalidArgument, lambda: site.read_atomic([b"ab"]))  # type: ignore[list-item]
+        refused(InvalidArgument, lambda: site.read_atomic([("users", b"a")]))  # type: ignore[list-item]
+        refused(InvalidKey, lambda: site.read_atomic([(users, "a")]))
+        refused(InvalidKey, lambda: site.read_atomic([(users, b"")]))
+        site.drop_namespace("users")
+        dropped: list[Pair] = [(badges, b"a"), (users, b"a")]
+        refused(NamespaceNotFound, lambda: site.read_atomic(dropped), namespace="users")

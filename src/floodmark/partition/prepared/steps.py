@@ -22,6 +22,7 @@ from floodmark.model.limits import BATCH_AGE_MS_MAX, BATCH_PARTITIONS_MAX
 from floodmark.model.partition import CommitLimits, Decision, Fate
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version, physical_ms
+from floodmark.partition.commit.batches import BatchCache
 from floodmark.partition.commit.commit import CommitTally, CommittingPartition, Mint, RoundStep, Writes
 from floodmark.partition.commit.inserting import Insertion
 from floodmark.partition.commit.merging import apply_at, is_state, merge_writes, write_at
@@ -56,6 +57,7 @@ class Place(NamedTuple):
     storage: Storage
     tail: LiveTail
     site: int
+    batches: BatchCache
 
     @property
     def engine(self) -> Engine:

@@ -20,7 +20,7 @@ from floodmark.server.resp.session import Session
 from floodmark.server.resp.table import TABLE, Arguments, Command, CommandError, Kind
 from floodmark.server.visits import stopping, unexpected
 from floodmark.wire.errors import encode_error
-from floodmark.wire.messages import FIND, GET, GET_MANY, HELLO, HOLD, PUT, RELEASE, Method
+from floodmark.wire.messages import FIND, GET, GET_MANY, HELLO, HOLD, PUT, READ_BATCHES, RELEASE, Method
 
 # A larger request is decoded in a worker thread.
 QUICK_BYTES_MAX: Final = 64 * KIB
@@ -81,7 +81,7 @@ class Call:
         method = handler.method
         self._handler = handler
         self._is_put = method is PUT
-        self._is_read = method in (GET, FIND, GET_MANY)
+        self._is_read = method in (GET, FIND, GET_MANY, READ_BATCHES)
         self._is_quick = method is HELLO
         # As which its requests are counted and logged.
         self.command = Command(name=method.name, arity=3, kind=Kind.CALL, verdict="", handler=self.answer)
@@ -101,7 +101,7 @@ class Call:
                 assert handler.enter is not None
                 handler.enter(caller, request)
                 return Put(request.keys[0], request.values[0], request.durable)
-            if request.at is not None or (handler.method is GET_MANY and len(request.keys) > QUICK_KEYS_MAX):
+            if request.at is not None or len(getattr(request, "keys", ())) > QUICK_KEYS_MAX:
                 return None
             return handler.method.encode_reply(handler.handle(caller, request))
         except FloodmarkError as error:

@@ -1,0 +1,89 @@
+"""The part of a node in an atomic read (`routing/atomic.py` has the rest).
+
+The resolved version is taken **before** the first record is read.  So a record above it that an answer lacks
+may have come meanwhile, and one at or below it cannot have.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from floodmark.clock import HybridClock
+from floodmark.codec.ordered import NAMESPACE_BYTES, decode_version, encode_prefixes, encode_version
+from floodmark.engine import Row
+from floodmark.model.change import Stamp
+from floodmark.model.limits import PAGE_BYTES_MAX
+from floodmark.model.record import AtomicAnswer, AtomicRecord
+from floodmark.model.version import Version
+from floodmark.partition.commit.batches import BatchCache
+from floodmark.partition.committer import Committer
+from floodmark.partition.deciding import Serving, route
+from floodmark.partition.families import DATA
+from floodmark.partition.read.records import decode_record, read_record
+
+# Keys that are read from the engine at once: the values of more might need too much memory.
+READ_KEYS: Final = 32
+
+_ABSENT: Final = AtomicRecord(0, Stamp(0, 0), None, batched=False, merged=False)
+
+
+def read_batches(
+    committer: Committer,
+    clock: HybridClock,
+    serving: Serving,
+    keys: Sequence[bytes],
+    among: Sequence[bytes],
+    at: Version | None,
+    require_kept: Callable[[bytes, Version], None],
+) -> AtomicAnswer:
+    """See `Partition.read_batches`."""
+    # Commits that wait only for the disk can be read.
+    resolved = committer.floors.below(clock.latest, durable=False)
+    partitions = serving()
+    for key in keys:
+        partition = route(partitions, key)
+        if at is not None:
+            partition.settle((key,), at)
+        partition.heat.reads += 1
+    records: list[AtomicRecord] = []
+    size, site, now_ms = 0, committer.place.site, clock.physical_ms()
+    while len(records) < len(keys) and size <= PAGE_BYTES_MAX:
+        wanted = keys[len(records) : len(records) + READ_KEYS]
+        for row in _find_rows(committer, wanted, at):
+            records.append(_ABSENT if row is None else _judge(row, site, now_ms))
+            size += 0 if row is None else len(row[1])
+            if size > PAGE_BYTES_MAX:
+                break
+    if at is not None:
+        for namespace in {key[:NAMESPACE_BYTES] for key in keys}:
+            # Garbage collection may have passed while the records were read.
+            require_kept(namespace, at)
+    # Within one answer, nothing at or below its resolved version can be missing.
+    known = 0 if among or len(records) < len(keys) else resolved
+    siblings = _find_siblings(committer.place.batches, records, known, (*keys, *among))
+    return AtomicAnswer(resolved, records, siblings)
+
+
+def _find_rows(committer: Committer, keys: Sequence[bytes], at: Version | None) -> list[Row | None]:
+    prefixes = encode_prefixes(keys)
+    starts = None if at is None else [prefix + encode_version(at) for prefix in prefixes]
+    return committer.place.engine.ceilings(DATA, prefixes, starts)
+
+
+def _judge(row: Row, site: int, now_ms: int) -> AtomicRecord:
+    record, live = decode_record(*row), read_record(*row, now_ms)
+    version = decode_version(row[0])
+    stamp = record.origin or Stamp(version, site)
+    value = None if live is None else live[1]
+    return AtomicRecord(version, stamp, value, batched=record.batched, merged=record.stamps is not None)
+
+
+def _find_siblings(
+    batches: BatchCache, records: Sequence[AtomicRecord], known: Version, asked: Sequence[bytes]
+) -> dict[Version, list[int]]:
+    """Which keys belong to the batches that wrote some records above a version."""
+    siblings: dict[Version, list[int]] = {}
+    for version in {record.version for record in records if record.batched and record.version > known}:
+        written = batches.find(version)
+        if written is not None:
+            siblings[version] = [place for place, key in enumerate(asked) if key in written]
+    return siblings
