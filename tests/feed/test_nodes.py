@@ -24,6 +24,7 @@ from floodmark.model.version import VERSION_MAX, Version
 from floodmark.partition import FAMILIES
 from floodmark.partition.beating import NODE
 from floodmark.partition.families import LOG
+from floodmark.partition.recounting import last_beat
 from floodmark.replication.links import LinkRow
 
 # One in each of three partitions, which the nodes with these numbers own.
@@ -74,6 +75,12 @@ class Oslo:
         """Start the process of a node anew."""
         self.dead.discard(number)
         self.cluster.cluster.nodes[number - 1] = self.cluster.cluster.start(number)
+
+    def join(self, ahead_ms: int = 0) -> None:
+        """Start one more node, whose clock may be ahead."""
+        nodes = self.cluster.cluster.nodes
+        self.cluster.cluster.offsets[len(nodes) + 1] = ahead_ms
+        nodes.append(self.cluster.cluster.start(len(nodes) + 1))
 
     def move(self, key: bytes, owner: int) -> None:
         """Give a partition to another node."""
@@ -249,6 +256,57 @@ def test_a_missing_heartbeat_of_a_node_is_told(oslo: Oslo) -> None:
     checks = stage.read()
     assert checks.wrong == 1
     assert "a heartbeat" in checks.findings[0].text
+
+
+def test_a_node_that_starts_above_the_logs_it_is_given_misses_no_heartbeat(oslo: Oslo) -> None:
+    """The new node's heartbeats begin at its own clock, above the version at which its log was opened."""
+    stage = Stage(oslo)
+    oslo.beat(3)
+    before = stage.read()
+    oslo.join(ahead_ms=100)
+    oslo.move(b"ken", 4)
+    oslo.put(b"ken")
+    oslo.beat(3)
+    checks = stage.read()
+    assert (checks.findings, checks.unchecked) == ((), before.unchecked)
+    assert checks.checked > before.checked
+
+
+def test_the_heartbeats_of_a_node_that_joined_and_left_unseen_are_counted(oslo: Oslo) -> None:
+    """The node that writes the site's heartbeats has last loaded the logs before the new node started."""
+    stage = Stage(oslo)
+    oslo.beat(3)
+    before = stage.read()
+    oslo.join()
+    oslo.move(b"ken", 4)
+    oslo.put(b"ken")
+    oslo.dead = {1, 2, 3}
+    oslo.beat()
+    oslo.move(b"ken", 2)
+    oslo.dead = {1}
+    oslo.beat()
+    oslo.cluster.cluster.nodes[0].node.heartbeat()
+    checks = stage.read()
+    assert (checks.findings, checks.unchecked) == ((), before.unchecked)
+    assert checks.checked > before.checked
+
+
+def test_heartbeats_do_not_go_back_when_the_last_was_trimmed(oslo: Oslo) -> None:
+    """A single node's heartbeats end at any version, those of several at common ones, which may be lower."""
+    nodes = [shared.node for shared in oslo.cluster.cluster.nodes]
+    for key in KEYS:
+        oslo.move(key, 1)
+    last = nodes[0].heartbeat()
+    nodes[0].trim_logs(oslo.cluster.sites[0].resolved_version())
+    for key, owner in ((b"ada", 2), (b"ken", 3), (b"zoe", 3)):
+        oslo.move(key, owner)
+    nodes[2].heartbeat()
+    assert nodes[1].heartbeat().node != NODE
+    oslo.beat(2)
+    following = last_beat(oslo.cluster.cluster.engine, NODE)
+    assert following is not None
+    assert (last.node, following.since) == (NODE, 0)
+    assert following.through > last.through
 
 
 def test_changes_of_a_transaction_that_outlives_its_node_are_counted(oslo: Oslo) -> None:

@@ -64,18 +64,21 @@ def sum_up(
     Its version, time and watermark are left to the caller.  It goes no further than `before` if no later
     interval is complete.  `logs` are those known before the call.
     """
-    since = 0 if before is None else before.through
+    # A last heartbeat that was trimmed ended at or below the trimmed version.
+    since = trimmed() if before is None else before.through
     try:
         ends = {(beat.node, beat.through) for beat in _read_beats(engine, logs, since, trimmed)}
-        accounts = _load_accounts(engine, since)
+        present = load_logs(engine)
+        accounts = _load_accounts(engine, present, since)
         if accounts is None:
             return None
         through = _find_end(since, ends, accounts)
-        beats = list(_read_beats(engine, logs, since, trimmed))
+        # A node whose log is not among `logs` may have beaten, and have lost its partitions, meanwhile.
+        beats = list(_read_beats(engine, present, since, trimmed))
     except VersionCollected:
         # Trimmed just now.
         return None
-    if not through:
+    if before is None and through == since:
         return None
     summed = [beat for beat in beats if since < beat.through <= through]
     seals = [account for account in accounts if since < account.sealed <= through]
@@ -84,13 +87,18 @@ def sum_up(
         for namespace, each in beat.sums.items():
             sums[namespace] = sums.get(namespace, Sums()).plus(each)
     # After all was read: what was trimmed meanwhile is missing.
-    is_doubtful = since < trimmed() or any(account.seal and not account.seal.since for account in seals)
+    is_doubtful = (
+        before is None
+        or since < trimmed()
+        or any(account.seal and not account.seal.since for account in seals)
+    )
     told = since
+    begun = {log.id: log.opened_at for log in present if log.partition is None}
     for node in {account.node for account in accounts}:
         own = [account for account in accounts if account.node == node]
         chain = [beat for beat in summed if beat.node == node]
         is_doubtful = is_doubtful or _has_lost_count(since, own, chain)
-        told = max(told, _find_gap(since, through, own, chain))
+        told = max(told, _find_gap(since, through, begun.get(node, 0), own, chain))
     if any(account.seal is None for account in seals):
         told = through
     return Heartbeat(
@@ -116,14 +124,14 @@ def _read_beats(
                 yield row
 
 
-def _load_accounts(engine: Engine, since: Version) -> list[LogAccount] | None:
+def _load_accounts(engine: Engine, logs: Sequence[LogRow], since: Version) -> list[LogAccount] | None:
     """The accounts of all logs that may have changes above a version; None if they change just now.
 
-    The open logs that a node counts are put together: the first to be opened stands for all.
+    `logs` were loaded just before.  The open logs that a node counts are put together: the first to be opened
+    stands for all.
     """
     accounts: list[LogAccount] = []
     opened: dict[int, Version] = {}
-    logs = load_logs(engine)
     rows: dict[int, PartitionRow] = {row.log: row for row in load_partitions(engine)}
     for log in logs:
         if log.partition is None:
@@ -168,15 +176,23 @@ def _has_lost_count(since: Version, accounts: Sequence[LogAccount], chain: Seque
 
 
 def _find_gap(
-    since: Version, through: Version, accounts: Sequence[LogAccount], chain: Sequence[Heartbeat]
+    since: Version,
+    through: Version,
+    begun: Version,
+    accounts: Sequence[LogAccount],
+    chain: Sequence[Heartbeat],
 ) -> Version:
-    """A version before which a heartbeat of a node is missing, or `since`."""
+    """A version before which a heartbeat of a node is missing, or `since`.
+
+    The node wrote nothing at or below `begun`, at which its own log was opened.  The clock of a node that
+    gives it a partition may be behind that.
+    """
     counted = [
         account for account in accounts if max(since, account.opened_at) < min(through, account.counted)
     ]
     if not counted:
         return since
-    reached = max(since, min(account.opened_at for account in counted))
+    reached = max(since, begun, min(account.opened_at for account in counted))
     for beat in chain:
         if beat.since > reached:
             return beat.since
