@@ -4,7 +4,7 @@ A *qualified* key is the three bytes of a namespace followed by the user's key. 
 `PartitionMoved`; the site then asks for the partition map again and goes on behind what it has.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -152,10 +152,10 @@ class Partition(Protocol):
     ) -> Version:
         """Store encoded values that carry their origin, as one commit, where they win.
 
-        With `link`, they are refused if the link has moved on by the time of the commit.
-        A value whose stamp is not above the stamp of what is there is left out, and a state is merged with
-        what is there, so applying twice, or late, changes nothing.  The version of the commit; 0 if nothing
-        was left to store.
+        Their keys lie in any partitions of the same node.  With `link`, they are refused if the link has
+        moved on by the time of the commit.  A value whose stamp is not above the stamp of what is there is
+        left out, and a state is merged with what is there, so applying twice, or late, changes nothing.  The
+        version of the commit; 0 if nothing was left to store.
         """
 
     @LOADS
@@ -316,6 +316,17 @@ class PartitionMap(Generic[Served_co]):
     def route(self, key: bytes) -> Served_co:
         """The partition of a qualified key."""
         return self.partitions[bisect_right(self.starts, key) - 1]
+
+    def group(self, keys: Sequence[bytes]) -> Iterator[tuple[Served_co, slice]]:
+        """The partitions of qualified keys that are in order, each with the place of its keys."""
+        start = 0
+        while start < len(keys):
+            partition = self.route(keys[start])
+            last = partition.range.end
+            # At least one goes to it: a map that contradicts itself must not make this endless.
+            end = len(keys) if last is None else max(start + 1, bisect_left(keys, last, start))
+            yield partition, slice(start, end)
+            start = end
 
     def overlapping(self, keys: KeyRange) -> list[Served_co]:
         """The partitions that hold keys of the range, in order."""

@@ -379,7 +379,11 @@ class Committer:
             mint = Mint(self._clock.now)
             try:
                 if isinstance(commit, RoundStep):
-                    if taken := commit.take(mint):
+                    if (taken := commit.take(mint)) and commit.guards:
+                        if not self._engine.write(taken, commit.guards):
+                            commit.version, commit.error = 0, late()
+                            continue
+                    elif taken:
                         rows.add(
                             taken, len(taken), sum(len(key) + len(value or b"") for _, key, value in taken)
                         )

@@ -13,13 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 from floodmark.codec.ordered import encode_prefix
+from floodmark.codec.stamps import STAMP_BYTES
 from floodmark.codec.values import mark_batch
 from floodmark.engine import Engine, Row, WriteRow
 from floodmark.merge.states import Written
-from floodmark.model.partition import Partition, PartitionMap
+from floodmark.model.partition import LinkGuard, Partition, PartitionMap
 from floodmark.model.version import Version
 from floodmark.partition.commit.commit import (
     Commit,
+    Decide,
     Mint,
     RoundStep,
     Writes,
@@ -41,6 +43,9 @@ Decision: TypeAlias = Callable[[], Mapping[bytes, bytes]]
 
 class DecidingPartition(Partition, PreparingWriter, SettlingPartition, Protocol):
     """A partition of the node, as far as a decided commit needs it."""
+
+    def copying(self, keys: Sequence[bytes], values: Sequence[bytes]) -> Decide:
+        """The decision of a commit of copies."""
 
 
 Serving: TypeAlias = Callable[[], PartitionMap[DecidingPartition]]
@@ -97,7 +102,11 @@ class Decided(RoundStep):
         keys = sorted(written)
         values = [written[key] for key in keys]
         place.storage.entrance.check(keys, values, WriteKind.WRITE, in_turn=True)
-        check_fits(serving.partitions[0].limits, len(keys), sum(map(len, keys)) + sum(map(len, values)))
+        size = sum(map(len, keys)) + sum(map(len, values))
+        if self._is_batch:
+            # It is one commit at other sites, too, where each value carries its origin.
+            size += STAMP_BYTES * len(keys)
+        check_fits(serving.partitions[0].limits, len(keys), size)
         if place.storage.dropped:
             place.storage.require_not_dropped(keys)
         if place.storage.is_unusual:
@@ -109,23 +118,26 @@ class Decided(RoundStep):
     def _encode(
         self, written: Mapping[bytes, bytes], serving: PartitionMap[DecidingPartition], mint: Mint
     ) -> Sequence[WriteRow]:
-        groups: list[tuple[DecidingPartition, list[bytes]]] = []
-        for key in written:
-            partition = route(serving, key)
-            if not groups or groups[-1][0] is not partition:
-                groups.append((partition, []))
-            groups[-1][1].append(key)
-        place, version = self._committer.place, mint()
+        keys, parts = list(written), []
+        for partition, place in serving.group(keys):
+            _require_served(partition)
+            own = keys[place]
+            parts.append((partition, self._merge(partition, own, [written[key] for key in own], mint())))
+        if self._is_batch:
+            self._committer.place.batches.remember(mint(), frozenset(written))
+        return self._encode_parts(parts, mint())
+
+    def _encode_parts(
+        self, parts: Sequence[tuple[DecidingPartition, Writes]], version: Version
+    ) -> Sequence[WriteRow]:
+        place = self._committer.place
         rows: list[WriteRow] = []
-        for partition, keys in groups:
-            writes = self._merge(partition, keys, [written[key] for key in keys], version)
+        for partition, writes in parts:
             if self._is_crowding(partition, writes):
                 return ()
             part = Commit(partition, writes, durable=self.durable)
             rows += encode_commit_rows(part, version, place.site, place.storage.log_row_bytes_max)
             self._parts.append((partition, part))
-        if self._is_batch:
-            place.batches.remember(version, frozenset(written))
         # The values fit, but what they are merged into may be too much for one write.
         place.storage.require_fitting(rows)
         self.version = version
@@ -195,12 +207,73 @@ def commit_decided(
     raise conflict(step.blocking[0])
 
 
+class Copied(Decided):
+    """A commit of changes of other sites over several partitions, each stored where its stamp wins."""
+
+    def __init__(
+        self,
+        committer: Committer,
+        serving: Serving,
+        copies: Sequence[tuple[DecidingPartition, Decide]],
+        link: LinkGuard | None,
+        *,
+        durable: bool,
+    ) -> None:
+        super().__init__(committer, serving, None, dict, durable=durable)
+        self._copies = copies
+        self._link = link
+
+    def take(self, mint: Mint) -> Sequence[WriteRow]:
+        self._parts = []
+        storage = self._committer.place.storage
+        for partition, _ in self._copies:
+            _require_served(partition)
+        if self._link is not None:
+            # Before the records are read: what is removed after that moves a guard.
+            self.guards = storage.entrance.admit(self._link)
+        decided = [(partition, decide(mint)) for partition, decide in self._copies]
+        parts = [(partition, writes) for partition, writes in decided if writes is not None]
+        if storage.dropped:
+            for _, writes in parts:
+                storage.require_not_dropped(writes.keys)
+        return self._encode_parts(parts, mint()) if parts else ()
+
+
+def commit_copies(
+    committer: Committer,
+    serving: Serving,
+    keys: Sequence[bytes],
+    values: Sequence[bytes],
+    link: LinkGuard | None,
+    *,
+    durable: bool,
+) -> Version:
+    """Commit copies of other sites' records to several partitions; the version, 0 if none wins."""
+    ordered = sorted(zip(keys, values, strict=True))
+    keys, values = [key for key, _ in ordered], [value for _, value in ordered]
+    for _ in range(SETTLES_MAX):
+        groups = list(serving().group(keys))
+        check_fits(groups[0][0].limits, len(keys), sum(map(len, keys)) + sum(map(len, values)))
+        copies = [(partition, partition.copying(keys[place], values[place])) for partition, place in groups]
+        step = Copied(committer, serving, copies, link, durable=durable)
+        committer.commit(step)
+        if not step.blocking:
+            return step.version
+        step.settle()
+    raise conflict(step.blocking[0])
+
+
 def route(serving: PartitionMap[DecidingPartition], key: bytes) -> DecidingPartition:
     """The partition of a qualified key; PartitionMoved if another node has it."""
     partition = serving.route(key)
+    _require_served(partition)
+    return partition
+
+
+def _require_served(partition: DecidingPartition) -> None:
+    """Raise PartitionMoved if another node has a partition."""
     if partition.retired:
         raise moved(partition)
-    return partition
 
 
 def newest_version(engine: Engine, key: bytes) -> Version:

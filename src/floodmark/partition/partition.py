@@ -36,6 +36,7 @@ from floodmark.partition.commit.entering import (
     WriteKind,
     check_fits,
     check_keys,
+    ends_of,
     namespaces_of,
 )
 from floodmark.partition.commit.merging import (
@@ -50,7 +51,7 @@ from floodmark.partition.commit.merging import (
 )
 from floodmark.partition.commit.repairing import find_rows, write_where_seen
 from floodmark.partition.committer import Committer, moved
-from floodmark.partition.deciding import Serving, commit_decided
+from floodmark.partition.deciding import Serving, commit_copies, commit_decided
 from floodmark.partition.families import DATA
 from floodmark.partition.floors import Announced
 from floodmark.partition.heat import Heat
@@ -351,18 +352,22 @@ class LocalPartition(PreparingPartition):
         durable: bool,
         link: LinkGuard | None = None,
     ) -> Version:
-        return self._apply(self._enter(keys, values, WriteKind.COPY, own=False), link, durable=durable)
+        if keys and not all(map(self.range.contains, ends_of(keys))):
+            return commit_copies(self._committer, self._serving, keys, values, link, durable=durable)
+        decide = _admitted(self._entrance, link, self.copying(keys, values))
+        return self._commit_decided(decide, durable=durable)[0]
 
     def load(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
-        writes = self._enter(keys, values, WriteKind.COPY, own=False, loaded=True)
-        return self._apply(writes, None, durable=durable)
+        return self._commit_decided(self.copying(keys, values, loaded=True), durable=durable)[0]
 
-    def _apply(self, writes: Writes, link: LinkGuard | None, *, durable: bool) -> Version:
+    def copying(self, keys: Sequence[bytes], values: Sequence[bytes], *, loaded: bool = False) -> Decide:
+        """A commit of copies of other sites' records, checked, with the clock moved past their stamps."""
+        writes = self._enter(keys, values, WriteKind.COPY, own=False, loaded=loaded)
         copies = gather_copies(writes.keys, writes.values, self._site_id)
         if copies is None:
             self._observe_stamps(writes)
             if has_states(writes.values):
-                return self._apply_states(writes, link, durable=durable)
+                return lambda mint: self._merged(writes, apply_at(mint(), self._site_id))
         else:
             writes.copies = copies
             self._committer.observe(copies.latest)
@@ -377,13 +382,7 @@ class LocalPartition(PreparingPartition):
                 newer.copies = gather_copies(newer.keys, newer.values, self._site_id)
             return newer
 
-        return self._commit_decided(_admitted(self._entrance, link, decide), durable=durable)[0]
-
-    def _apply_states(self, writes: Writes, link: LinkGuard | None, *, durable: bool) -> Version:
-        def decide(mint: Mint) -> Writes | None:
-            return self._merged(writes, apply_at(mint(), self._site_id))
-
-        return self._commit_decided(_admitted(self._entrance, link, decide), durable=durable)[0]
+        return decide
 
     def repair(self, keys: Sequence[bytes], values: Sequence[bytes], seen: Sequence[Version]) -> list[bytes]:
         writes = self._enter(keys, values, WriteKind.COPY, own=False)

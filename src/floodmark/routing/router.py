@@ -6,7 +6,6 @@ Groups of keys and their partition are always taken from one and the same map: a
 another partition.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, Protocol, TypeAlias, TypeVar
@@ -198,17 +197,14 @@ class Router:
     def apply(self, rows: Rows, *, durable: bool, link: LinkGuard | None = None) -> Version:
         """`put` for values that carry their origin: each is stored where its stamp wins, if it is admitted.
 
-        The partition of the highest stamp comes first: if that lies too far ahead, nothing is stored.
+        The node of the highest stamp comes first: if that lies too far ahead, nothing is stored.
         """
-        return max(
-            self._commit_groups(
-                rows,
-                WriteKind.COPY,
-                lambda partition, keys, values: partition.apply(keys, values, durable=durable, link=link),
-                rank=_highest_stamp,
-            ),
-            default=0,
-        )
+
+        def apply(partition: Partition, keys: Sequence[bytes], values: Sequence[bytes]) -> Version:
+            return partition.apply(keys, values, durable=durable, link=link)
+
+        answers = self._commit_groups(rows, WriteKind.COPY, apply, rank=_highest_stamp, together=apply)
+        return max(answers, default=0)
 
     def load(self, rows: Rows, *, durable: bool) -> Version:
         """`apply` without a trace in the change log."""
@@ -405,16 +401,12 @@ class Router:
         partition_map = self.maps.map
         if len(partition_map.partitions) == 1:
             return [(partition_map.partitions[0], rows)] if rows else []
-        groups: list[tuple[Partition, Rows]] = []
         # In order, the keys of a partition stand together.
-        keys, start = sorted(rows), 0
-        while start < len(keys):
-            partition = partition_map.route(keys[start])
-            last = partition.range.end
-            # At least one goes to it: a map that contradicts itself must not make this endless.
-            end = len(keys) if last is None else max(start + 1, bisect_left(keys, last, start))
-            groups.append((partition, {key: rows[key] for key in keys[start:end]}))
-            start = end
+        keys = sorted(rows)
+        groups: list[tuple[Partition, Rows]] = [
+            (partition, {key: rows[key] for key in keys[place]})
+            for partition, place in partition_map.group(keys)
+        ]
         return _by_place(groups) if together and len(groups) > 1 else groups
 
 

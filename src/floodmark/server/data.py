@@ -47,7 +47,7 @@ POINT_CALLS: Final = (
     COMPARE_AND_SET,
 )
 # Those whose keys may lie in any partitions of the node.
-NODE_WIDE: Final = (messages.WRITE, messages.DELETE_UNCHANGED, messages.READ_BATCHES)
+NODE_WIDE: Final = (messages.WRITE, messages.APPLY, messages.DELETE_UNCHANGED, messages.READ_BATCHES)
 # The steps that other nodes take at a partition.
 STEPS: Final = (
     messages.PREPARE,

@@ -160,6 +160,8 @@ class RoundStep(Commit):
 
     # Whether it makes changes.
     is_commit = False
+    # Its rows are written only under these.
+    guards: Sequence[Guard] = ()
 
     def __init__(self, writer: CommittingPartition | None) -> None:
         super().__init__(writer, None, durable=True, decide=lambda _: None)

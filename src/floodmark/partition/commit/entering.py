@@ -220,11 +220,15 @@ def check_fits(limits: CommitLimits, count: int, size: int) -> None:
         )
 
 
+def ends_of(keys: Sequence[bytes]) -> tuple[bytes, bytes]:
+    """The first and the last of some keys."""
+    ordered = isinstance(keys, Column) and keys.is_ascending
+    return (keys[0], keys[-1]) if ordered else (min(keys), max(keys))
+
+
 def namespaces_of(keys: Sequence[bytes]) -> set[bytes]:
     """What qualified keys begin with."""
-    ordered = isinstance(keys, Column) and keys.is_ascending
-    ends = (keys[0], keys[-1]) if ordered else (min(keys), max(keys))
-    first, last = (key[:NAMESPACE_BYTES] for key in ends)
+    first, last = (key[:NAMESPACE_BYTES] for key in ends_of(keys))
     # What lies between two keys of a namespace is in it, too.
     return {first} if first == last else {key[:NAMESPACE_BYTES] for key in keys}
 
