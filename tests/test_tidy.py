@@ -319,6 +319,32 @@ def test_package_is_tidy(check: Check) -> None:
     assert_none(over_the_package(check))
 
 
+def repeated_class_names(sources: Iterable[tuple[PurePosixPath, str]]) -> Iterator[Finding]:
+    """Each class whose name another class of the tree has had before it."""
+    first: dict[str, PurePosixPath] = {}
+    for path, source in sources:
+        for node in ast.walk(parse(source)):
+            if isinstance(node, ast.ClassDef) and first.setdefault(node.name, path) != path:
+                yield Finding(
+                    path, node.lineno, f"{first[node.name]} has a class {node.name} too: rename one"
+                )
+
+
+def test_no_two_modules_have_a_class_of_the_same_name() -> None:
+    paths = sorted(PACKAGE.rglob("*.py"))
+    assert_none(
+        repeated_class_names(
+            (PurePosixPath(path.relative_to(PACKAGE).as_posix()), path.read_text("utf-8")) for path in paths
+        )
+    )
+
+
+def test_class_name_of_another_module_is_found() -> None:
+    names = ("model/x.py", "class A: ..."), ("site/y.py", "class B: ...\nif B:\n  class A: ...")
+    (finding,) = repeated_class_names((PurePosixPath(path), source) for path, source in names)
+    assert str(finding) == "site/y.py:3: model/x.py has a class A too: rename one"
+
+
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_check_finds_its_canary_and_spares_the_twin(check: Check) -> None:
     path, fault, twin = CHECKS[check]

@@ -20,7 +20,7 @@ from floodmark.model.access import Role
 from floodmark.partition import FAMILIES
 from floodmark.server import Server, ServerOptions, hash_token, serve
 from floodmark.server.access import Caller
-from floodmark.server.resp.calls import Call
+from floodmark.server.resp.calls import CallCommand
 from floodmark.server.stalled import cut_connections
 from floodmark.site import Namespace, Site, open_engine
 from floodmark.site.connecting import connect
@@ -113,7 +113,7 @@ def intercept(server: Server, action: str, answer: Callable[[Callable[[], bytes]
         def __call__(self, caller: Caller, body: bytes) -> bytes:
             return answer(partial(handler, caller, body))
 
-    class Intercepted(Call):
+    class Intercepted(CallCommand):
         def begin(self, *_: object, **__: object) -> None:
             """Leave it to a worker thread: the event loop must not wait."""
 

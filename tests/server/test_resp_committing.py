@@ -13,8 +13,8 @@ from floodmark.model.access import Role
 from floodmark.partition.node import Node
 from floodmark.server.access import Caller
 from floodmark.server.resp.commands import SET
-from floodmark.server.resp.committing import Committing, Job
-from floodmark.server.resp.records import Records, Spaces
+from floodmark.server.resp.committing import RoundLeader, WriteJob
+from floodmark.server.resp.records import CommandRecords, Spaces
 from floodmark.wire.resp import OK
 
 
@@ -42,13 +42,13 @@ class Loop:
 class Connection:
     """A connection that keeps the replies of its jobs."""
 
-    def __init__(self, records: Callable[[], Records]) -> None:
+    def __init__(self, records: Callable[[], CommandRecords]) -> None:
         self.session: Any = SimpleNamespace(durable=True, new_records=records)
         self.is_halted = self.is_settling = False
-        self.blocked: deque[Job] = deque()
+        self.blocked: deque[WriteJob] = deque()
         self.replies: list[object] = []
 
-    def finish(self, job: Job, now: float) -> None:
+    def finish(self, job: WriteJob, now: float) -> None:
         self.replies.append(job.outcome())
 
     def run(self) -> None:
@@ -75,11 +75,11 @@ def test_write_behind_one_whose_partition_has_moved_stays_behind_it() -> None:
         site.split("users", b"m")
         loop: Any = Loop()
         caller = Caller("anonymous", Role.ADMIN)
-        connection = Connection(lambda: Records(spaces, spaces.find("users"), caller))
-        committing = Committing(lambda: node, loop, lambda function, *arguments: function(*arguments))
+        connection = Connection(lambda: CommandRecords(spaces, spaces.find("users"), caller))
+        committing = RoundLeader(lambda: node, loop, lambda function, *arguments: function(*arguments))
         try:
             for number, value in enumerate((b"1", b"2"), 1):
-                job = Job(connection, "SET", SET.handler, [b"SET", b"ada", value], 0.0)
+                job = WriteJob(connection, "SET", SET.handler, [b"SET", b"ada", value], 0.0)
                 row = connection.session.new_records().encode_put(b"ada", value)
                 assert row is not None
                 job.key, job.value = row

@@ -9,22 +9,22 @@ from tests.cluster import KEY, Cluster
 
 from floodmark.codec.values import encode_value
 from floodmark.partition.membership import retire
-from floodmark.server.resp.calls import CallFailure, Put, PutJob
-from floodmark.server.resp.committing import Committing, Job
-from floodmark.wire.resp import OK, Failure
+from floodmark.server.resp.calls import CallFailure, CheckedPut, PutJob
+from floodmark.server.resp.committing import RoundLeader, WriteJob
+from floodmark.wire.resp import OK, ErrorReply
 
 
 def test_no_put_at_a_node_that_was_fenced_is_acknowledged() -> None:
     shared = Cluster().nodes[0]
     retire(shared.node, shared.engine.fenced())
     connection: Any = SimpleNamespace(session=SimpleNamespace(durable=True))
-    called = PutJob(connection, Put(KEY, encode_value(b"1"), True), 0.0)
-    plain = Job(connection, "SET", lambda *_: OK, (), 0.0)
+    called = PutJob(connection, CheckedPut(KEY, encode_value(b"1"), True), 0.0)
+    plain = WriteJob(connection, "SET", lambda *_: OK, (), 0.0)
     plain.key, plain.value, plain.reply = KEY, encode_value(b"1"), OK
     with (
         closing(new_event_loop()) as loop,
-        closing(Committing(lambda: shared.node, loop, lambda *_: None)) as committing,
+        closing(RoundLeader(lambda: shared.node, loop, lambda *_: None)) as committing,
     ):
         committing._commit([called, plain])
     assert isinstance(called.outcome(), CallFailure)
-    assert isinstance(plain.outcome(), Failure)
+    assert isinstance(plain.outcome(), ErrorReply)

@@ -12,7 +12,7 @@ from floodmark.wire.resp import (
     OK,
     RESP2,
     RESP3,
-    Failure,
+    ErrorReply,
     ReplyReader,
     RequestParser,
     encode_reply,
@@ -154,10 +154,10 @@ def test_replies_are_read_as_they_were_written(value: object) -> None:
 def test_errors_and_states_are_one_line() -> None:
     reader = ReplyReader()
     reader.feed(
-        encode_reply(Failure("ERR two\r\nlines")) + encode_reply(OK) + encode_reply([True, 1.5], RESP3)
+        encode_reply(ErrorReply("ERR two\r\nlines")) + encode_reply(OK) + encode_reply([True, 1.5], RESP3)
     )
     failure = reader.next()
-    assert (type(failure), failure) == (Failure, "ERR two  lines")
+    assert (type(failure), failure) == (ErrorReply, "ERR two  lines")
     assert reader.next() == b"OK"
     assert reader.next() == [True, 1.5]
 

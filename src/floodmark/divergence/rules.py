@@ -200,7 +200,7 @@ def find_doubt(left: Evidence | None, right: Evidence | None, known: Collection[
     return None
 
 
-class _Part(NamedTuple):
+class _ComparedPart(NamedTuple):
     """A part at a site.  Contents are compared only if both are alive."""
 
     stamp: Stamp
@@ -230,7 +230,9 @@ def _name(alive: Sequence[bool]) -> Verdict:
     return Verdict.MISSING_RIGHT if alive[0] else Verdict.MISSING_LEFT
 
 
-def _judge_part(left: Side, right: Side, on_left: _Part | None, on_right: _Part | None) -> Verdict:
+def _judge_part(
+    left: Side, right: Side, on_left: _ComparedPart | None, on_right: _ComparedPart | None
+) -> Verdict:
     """AGREE, LAG, or VALUE_MISMATCH for any drift."""
     alive = [part for part in (on_left, on_right) if part is not None and part.is_alive]
     if not alive or (len(alive) == 2 and alive[0].content == alive[1].content):
@@ -259,7 +261,7 @@ def _knows_what_was_collected(side: Side, absent: Side) -> bool:
 
 def _pair_parts(
     left: Evidence | None, right: Evidence | None, now_ms: int
-) -> Iterator[tuple[PartName, _Part | None, _Part | None]]:
+) -> Iterator[tuple[PartName, _ComparedPart | None, _ComparedPart | None]]:
     """Each part that a side has, on both sides; the record itself if it is not merged."""
     known = left or right
     assert known is not None
@@ -276,26 +278,26 @@ def _pair_parts(
         yield part, here, there
 
 
-def _whole(record: Evidence | None, now_ms: int) -> _Part | None:
-    return None if record is None else _Part(record.stamp, record.is_alive_at(now_ms), record.digest)
+def _whole(record: Evidence | None, now_ms: int) -> _ComparedPart | None:
+    return None if record is None else _ComparedPart(record.stamp, record.is_alive_at(now_ms), record.digest)
 
 
-def _parts_of(record: Evidence | None, now_ms: int) -> dict[str | int, _Part]:
+def _parts_of(record: Evidence | None, now_ms: int) -> dict[str | int, _ComparedPart]:
     state: State | None = None if record is None else record.state
     if isinstance(state, FieldsState):
         return {
-            field.name: _Part(field.stamp, field.is_live_at(now_ms), (field.text, field.expires_at))
+            field.name: _ComparedPart(field.stamp, field.is_live_at(now_ms), (field.text, field.expires_at))
             for field in state.fields
         }
     if isinstance(state, CounterState):
-        return {entry.site: _Part(entry.stamp, True, entry.total) for entry in state.entries}
+        return {entry.site: _ComparedPart(entry.stamp, True, entry.total) for entry in state.entries}
     return {}
 
 
-def _deleted_part(record: Evidence | None, stamp: Stamp) -> _Part | None:
+def _deleted_part(record: Evidence | None, stamp: Stamp) -> _ComparedPart | None:
     """A part that a record's delete took away; None if the record never had it, or forgot it."""
     state = None if record is None else record.state
     if state is None or state.deleted is None:
         return None
     is_gone = stamp < state.deleted if isinstance(state, FieldsState) else stamp <= state.deleted
-    return _Part(state.deleted, False) if is_gone else None
+    return _ComparedPart(state.deleted, False) if is_gone else None

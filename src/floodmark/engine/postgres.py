@@ -181,7 +181,7 @@ Cursor: TypeAlias = psycopg.Cursor[tuple[Any, ...]]
 NOTHING: Final[Written] = {}
 
 
-class Connection(psycopg.Connection[tuple[Any, ...]]):
+class PostgresConnection(psycopg.Connection[tuple[Any, ...]]):
     """A connection on which no answer takes for ever."""
 
     def wait(self, gen: PQGen[Result], interval: float = 0.1, timeout: float | None = None) -> Result:
@@ -233,11 +233,11 @@ class Readers:
     processor time again.
     """
 
-    def __init__(self, pool: "ConnectionPool[Connection]") -> None:
+    def __init__(self, pool: "ConnectionPool[PostgresConnection]") -> None:
         self._pool = pool
         # One connection writes.
         self._permits = BoundedSemaphore(CONNECTIONS_MAX - 1)
-        self._idle: deque[tuple[Connection, Cursor]] = deque()
+        self._idle: deque[tuple[PostgresConnection, Cursor]] = deque()
 
     def fetch(self, query: bytes, values: Sequence[object]) -> list[Any]:
         """The rows of a query."""
@@ -299,16 +299,16 @@ class PostgresEngine:
         self._refusal: FloodmarkError | None = None
         # Held over each use of the writing connection, which is None while the engine has to recover.
         self._lock = Lock()
-        self._writer: Connection | None = None
+        self._writer: PostgresConnection | None = None
         self._session, self._backend = uuid4(), 0
         self._durability = "on"
         self._durable_writes = 0
         with _opening():
             arguments = _arguments(url)
-            with Connection.connect(**arguments) as connection:
+            with PostgresConnection.connect(**arguments) as connection:
                 self._make_schema(connection, create)
             self._pool = ConnectionPool(
-                connection_class=Connection,
+                connection_class=PostgresConnection,
                 kwargs=arguments,
                 min_size=1,
                 max_size=CONNECTIONS_MAX,
@@ -429,7 +429,7 @@ class PostgresEngine:
         return self._commit(send_all, guards, written)
 
     def _put(
-        self, connection: Connection, written: Written, guards: Sequence[Guard], *, durable: bool
+        self, connection: PostgresConnection, written: Written, guards: Sequence[Guard], *, durable: bool
     ) -> bool:
         """Run a transaction of one statement.  False if a guard did not hold."""
         values: list[object] = [self._session]
@@ -451,7 +451,7 @@ class PostgresEngine:
     ) -> bool:
         """Run a transaction of several statements, in one round trip.  False if a guard did not hold."""
 
-        def run(connection: Connection) -> bool:
+        def run(connection: PostgresConnection) -> bool:
             def send(text: str, family: str, *values: object) -> None:
                 connection.execute(self._queries.of(text, family), values, prepare=True)
 
@@ -467,7 +467,7 @@ class PostgresEngine:
 
         return self._run(run)
 
-    def _run(self, transaction: Callable[[Connection], bool]) -> bool:
+    def _run(self, transaction: Callable[[PostgresConnection], bool]) -> bool:
         with self._lock:
             connection = self._writer
             if connection is None:
@@ -483,7 +483,7 @@ class PostgresEngine:
                 self._lose_writer()
                 raise
 
-    def _fail(self, connection: Connection, error: psycopg.Error) -> FloodmarkError | None:
+    def _fail(self, connection: PostgresConnection, error: psycopg.Error) -> FloodmarkError | None:
         """What a failed transaction means; None for a guard that did not hold.
 
         The connection is kept if it can be: writes that are not synced yet are lost only with it.
@@ -568,7 +568,7 @@ class PostgresEngine:
         self._session, self._backend = session, connection.info.backend_pid
         self._writer = connection
 
-    def _make_schema(self, connection: Connection, create: bool) -> None:
+    def _make_schema(self, connection: PostgresConnection, create: bool) -> None:
         layout = sql.Identifier(self._schema, "layout").as_string()
         with connection.transaction():
             # Engines that open at the same time make it one after the other.

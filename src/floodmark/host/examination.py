@@ -433,12 +433,12 @@ class Walk:
         """Whether every row of the change logs can be read, and says the same as the data."""
         damage, count = DamageReport(), 0
         logs = {log.id: log for log in load_logs(self._node.engine)}
-        previous = _Place(0, 0, 0)
+        previous = _LogPlace(0, 0, 0)
         for page in self._pages(LOG, "change-log rows"):
             count += len(page)
             for key, row in page:
                 try:
-                    place = _Place(*decode_log_key(key))
+                    place = _LogPlace(*decode_log_key(key))
                     decoded = decode_row(place.version, row)
                     if place.log not in logs:
                         logs = {log.id: log for log in load_logs(self._node.engine)}
@@ -454,7 +454,9 @@ class Walk:
             yield _problem(f"{damage.count:,} of {count:,} rows are damaged: {damage.show()}", _RESTORE)
         yield _ok(f"{count:,} rows read, and they match the data")
 
-    def _judge_place(self, place: "_Place", previous: "_Place", logs: Mapping[int, LogRow]) -> str | None:
+    def _judge_place(
+        self, place: "_LogPlace", previous: "_LogPlace", logs: Mapping[int, LogRow]
+    ) -> str | None:
         if place.version <= self._node.retention.trimmed_version():
             # Trimmed, and a crash has brought it back: it goes when the log is trimmed again.
             return None
@@ -500,7 +502,7 @@ class Walk:
         return {row.id: row.name for row in self._catalog.all()}
 
 
-class _Place(NamedTuple):
+class _LogPlace(NamedTuple):
     """Where a row of the change log stands."""
 
     log: int

@@ -64,7 +64,8 @@ class Applier:
         )
         self._sender = Sender(target, ApplyStream(True, guard))
         self._parts = [
-            _Part(namespace, self._sender, batch_rows_max, batch_bytes_max) for namespace in step.namespaces
+            _NamespacePart(namespace, self._sender, batch_rows_max, batch_bytes_max)
+            for namespace in step.namespaces
         ]
 
     def __enter__(self) -> "Applier":
@@ -101,7 +102,7 @@ class Applier:
         return Applied({part.step.name: part.applied for part in self._parts})
 
 
-class _Part:
+class _NamespacePart:
     """One namespace of a step on its way into the target."""
 
     def __init__(self, step: NamespaceStep, sender: "Sender", rows_max: int, bytes_max: int) -> None:

@@ -61,7 +61,7 @@ class SiteConnections:
     """One connection for each address.  After a failure, all callers get the error for a while."""
 
     def __init__(self) -> None:
-        self._places: dict[SiteAddress, _Place] = {}
+        self._places: dict[SiteAddress, _ConnectedSite] = {}
         self._lock = Lock()
 
     def get(self, address: SiteAddress) -> Site:
@@ -77,12 +77,12 @@ class SiteConnections:
         for address in list(self._places):
             self._place(address).close()
 
-    def _place(self, address: SiteAddress) -> "_Place":
+    def _place(self, address: SiteAddress) -> "_ConnectedSite":
         with self._lock:
-            return self._places.setdefault(address, _Place(address))
+            return self._places.setdefault(address, _ConnectedSite(address))
 
 
-class _Place:
+class _ConnectedSite:
     """An address and the connection to it."""
 
     def __init__(self, address: SiteAddress) -> None:

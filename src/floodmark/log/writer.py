@@ -102,7 +102,7 @@ class Receipt(Promise[Position]):
 
 
 @dataclass(slots=True, eq=False)
-class Batch:
+class EntryBatch:
     """The records of one entry with their promises.  A batch without records stores only marks."""
 
     since: float
@@ -143,11 +143,11 @@ class Gathering:
     def __init__(self, settings: BatchSettings, time_seconds: Callable[[], float]) -> None:
         self._max_records, self._max_bytes = settings.max_records, settings.max_bytes
         self._time_seconds = time_seconds
-        self._batches: deque[Batch] = deque()
+        self._batches: deque[EntryBatch] = deque()
         # The size of all records that are not written yet; the writer subtracts a batch that is.
         self.bytes_in_flight = 0
         # The last batch, while it takes records.
-        self._open: Batch | None = None
+        self._open: EntryBatch | None = None
 
     def __bool__(self) -> bool:
         return bool(self._batches)
@@ -171,12 +171,12 @@ class Gathering:
             elif batch.size == self._max_bytes:
                 self.shut(Trigger.BYTES)
 
-    def put_end(self) -> Batch:
+    def put_end(self) -> EntryBatch:
         """Add a batch without records behind all others."""
         self.shut()
         return self._begin()
 
-    def take(self) -> Batch:
+    def take(self) -> EntryBatch:
         """Remove the first batch and return it."""
         batch = self._batches.popleft()
         if batch is self._open:
@@ -189,15 +189,15 @@ class Gathering:
             self._open.trigger = trigger
             self._open = None
 
-    def _open_for(self, size: int) -> Batch:
+    def _open_for(self, size: int) -> EntryBatch:
         if self._open is not None and self._open.size + size > self._max_bytes:
             self.shut(Trigger.BYTES)
         if self._open is None:
             self._open = self._begin()
         return self._open
 
-    def _begin(self, *, bare: bool = False, trigger: Trigger | None = None) -> Batch:
-        batch = Batch(self._time_seconds(), bare=bare, trigger=trigger)
+    def _begin(self, *, bare: bool = False, trigger: Trigger | None = None) -> EntryBatch:
+        batch = EntryBatch(self._time_seconds(), bare=bare, trigger=trigger)
         self._batches.append(batch)
         return batch
 
@@ -416,7 +416,7 @@ class BatchedWriter(Generic[Record]):
         while (batch := self._take()) is not None:
             self._write(batch)
 
-    def _take(self) -> Batch | None:
+    def _take(self) -> EntryBatch | None:
         """Wait for the next batch; None when the log is closed and nothing is left."""
         with self._lock:
             while not self._gathering:
@@ -425,7 +425,7 @@ class BatchedWriter(Generic[Record]):
                 self._called.wait()
             return self._gathering.take()
 
-    def _write(self, batch: Batch) -> None:
+    def _write(self, batch: EntryBatch) -> None:
         """Append a batch and answer its promises.  Marks that cannot be stored go with the next append."""
         batch.begin()
         marks = self.acknowledgements.take()
@@ -440,7 +440,7 @@ class BatchedWriter(Generic[Record]):
             self._make_room(batch)
             batch.complete(entry)
 
-    def _append(self, batch: Batch, marks: Marks) -> EntryId:
+    def _append(self, batch: EntryBatch, marks: Marks) -> EntryId:
         """Append an entry with the marks of earlier ones; its id, or 0 if there are only marks."""
         records = [record for record, _ in batch.items]
         if not records:
@@ -458,7 +458,7 @@ class BatchedWriter(Generic[Record]):
             self._counter.flushed(trigger, len(records), len(entry), delay)
         return number
 
-    def _make_room(self, batch: Batch) -> None:
+    def _make_room(self, batch: EntryBatch) -> None:
         with self._lock:
             self._gathering.bytes_in_flight -= batch.size
             batch.is_over = True

@@ -46,7 +46,7 @@ from floodmark.partition.layout import (
     store_version,
 )
 from floodmark.partition.partition import LocalPartition, observe_version
-from floodmark.partition.prepared.outcomes import Outcome, read_outcomes, store_outcome
+from floodmark.partition.prepared.outcomes import BatchOutcome, read_outcomes, store_outcome
 from floodmark.partition.prepared.writes import remove_rows
 from floodmark.partition.read.changelog import LogLine, look_up_value, read_logs
 from floodmark.partition.read.records import VersionsPage, find_before, scan_versions
@@ -390,7 +390,7 @@ def resolved_versions(node: Node) -> dict[int, Version]:
     return resolved
 
 
-def ended_batches(node: Node, age_ms: int) -> Iterator[tuple[str, bytes, Outcome]]:
+def ended_batches(node: Node, age_ms: int) -> Iterator[tuple[str, bytes, BatchOutcome]]:
     """Id, key and outcome of the atomic batches that have ended at a node, and whose ids are older."""
     serves = node.committer.prepared.serves
     for batch, key, outcome in read_outcomes(node.engine, node.clock.physical_ms() - age_ms):

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 from floodmark.model.record import Versioned
 from floodmark.model.version import Version
 from floodmark.routing.router import Router
-from floodmark.wire.async_lines import AsyncLines, Elsewhere
+from floodmark.wire.async_lines import AsyncLines, NothingDone
 from floodmark.wire.connection import Connection
 from floodmark.wire.messages import COMPARE_AND_SET, FIND, GET, GET_MANY, MERGE, PUT, Method
 from floodmark.wire.partition import RemotePartition, RemotePartitionMaps
@@ -94,7 +94,7 @@ class AsyncRouter:
                 lines = self._lines[partition.connection] = AsyncLines(partition.connection)
             try:
                 return await lines.call(method, partition.id, *arguments)
-            except Elsewhere:
+            except NothingDone:
                 pass
         return await self._in_thread(blocking)
 

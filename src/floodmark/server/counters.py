@@ -60,7 +60,7 @@ def outcome_of(error: BaseException | None) -> str:
             return "bug"
 
 
-class Tally:
+class RequestTally:
     """Requests of one action, counted by one thread.  Cheaper than the library's metrics, which lock."""
 
     __slots__ = ("buckets", "outcomes", "seconds")
@@ -131,7 +131,7 @@ class ServerMetrics:
             "Clients that went away during a request, or were cut.",
             registry=None,
         )
-        self._tallies: dict[str, Tally] = {}
+        self._tallies: dict[str, RequestTally] = {}
         names = (*sorted(actions), OTHER)
         self._actions = {action: self._seconds.labels(group_of(action)) for action in names}
         # The usual outcome exists from the start, so that its rate counts the first request as well.
@@ -163,9 +163,9 @@ class ServerMetrics:
         """Count bytes that went to clients."""
         self._sent.inc(size)
 
-    def tally(self, action: str) -> Tally:
+    def tally(self, action: str) -> RequestTally:
         """The tally of an action that one thread counts."""
-        return self._tallies.setdefault(action, Tally())
+        return self._tallies.setdefault(action, RequestTally())
 
     def connection_cut(self) -> None:
         """Count a client that went away before its request had ended."""

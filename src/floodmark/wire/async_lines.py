@@ -1,7 +1,7 @@
 """Lines for asyncio: the point calls of `wire/lines.py`, awaited on an event loop.
 
 A line that its server closes is noticed at once, so none is tried before it is used.  Where there is no line,
-or nothing was done, `Elsewhere` sends the caller to the blocking client, which has all other ways.
+or nothing was done, `NothingDone` sends the caller to the blocking client, which has all other ways.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from floodmark.wire.resp import INCOMPLETE, ReplyReader, encode_call
 _UNDONE: Final = (NotAuthenticated, Retryable)
 
 
-class Elsewhere(Exception):
+class NothingDone(Exception):
     """Nothing was done here; the blocking client is to do it."""
 
 
@@ -80,7 +80,7 @@ class AsyncLines:
         self._places = asyncio.Semaphore(LINES_MAX)
 
     async def call(self, method: Method[Reply], *args: object) -> Reply:
-        """Call a method of the server.  Raises `Elsewhere` if the caller may do it another way."""
+        """Call a method of the server.  Raises `NothingDone` if the caller may do it another way."""
         request = encode_call(method.head, method.encode_request(method.request(*args)))
         async with self._places:
             line = await self._take()
@@ -89,7 +89,7 @@ class AsyncLines:
                 answer = take_answer(await line.exchange(request, patience))
             except _UNDONE as error:
                 self._discard(line)
-                raise Elsewhere from error
+                raise NothingDone from error
             except FloodmarkError:
                 self._resting.append(line)
                 raise
@@ -97,7 +97,7 @@ class AsyncLines:
                 self._discard(line)
                 if method.writes:
                     raise self._connection.translate(error, writes=True, patience=patience) from None
-                raise Elsewhere from error
+                raise NothingDone from error
             except BaseException:
                 # A task was cancelled, and the answer will still come.
                 self._discard(line)
@@ -118,12 +118,12 @@ class AsyncLines:
             self._open.discard(line)
         hello = self._connection.offered()
         if hello is None:
-            raise Elsewhere
+            raise NothingDone
         try:
             line = await self._greet(hello)
         except (*LINE_ERRORS, FloodmarkError) as error:
             self._connection.refuse_lines(hello, error)
-            raise Elsewhere from error
+            raise NothingDone from error
         self._open.add(line)
         return line
 

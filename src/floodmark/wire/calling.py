@@ -6,7 +6,7 @@ from typing import Final
 from floodmark.model.errors import FloodmarkError, NotAuthenticated, WireMismatch
 from floodmark.wire.errors import decode_error
 from floodmark.wire.messages import HELLO, WIRE_VERSION, Hello
-from floodmark.wire.resp import PONG, Failure, encode_call, encode_request
+from floodmark.wire.resp import PONG, ErrorReply, encode_call, encode_request
 
 PING: Final = encode_request([b"PING"])
 
@@ -29,7 +29,7 @@ def encode_greeting(token: str | None) -> tuple[bytes, int]:
 def require_greeting(replies: Sequence[object], expected: Hello) -> None:
     """Refuse a server that is not the one which told of its port, or does not know the token."""
     for reply in replies[:-1]:
-        if isinstance(reply, Failure):
+        if isinstance(reply, ErrorReply):
             raise take_failure(reply)
     hello = HELLO.decode_reply(take_answer(replies[-1]))
     if (hello.site, hello.site_id) != (expected.site, expected.site_id):
@@ -51,6 +51,6 @@ def take_answer(reply: object) -> bytes:
 
 def take_failure(reply: object) -> FloodmarkError:
     """The error for a reply that only a refusal of RESP itself can be."""
-    if isinstance(reply, Failure) and reply.startswith(_NOT_KNOWN):
+    if isinstance(reply, ErrorReply) and reply.startswith(_NOT_KNOWN):
         return NotAuthenticated(f"the server does not know this caller: {reply}")
     return WireMismatch(f"the server answers, but not as a Floodmark server does: {reply!r:.200}")

@@ -50,7 +50,7 @@ class Encoded(bytes):
     __slots__ = ()
 
 
-class Failure(str):
+class ErrorReply(str):
     """An error reply: a code in capitals, then a text."""
 
     __slots__ = ()
@@ -282,7 +282,7 @@ def _encode(value: object, protocol: int, parts: list[bytes]) -> None:
             parts.append(b":%d\r\n" % value)
         case Simple():
             parts.append(b"+%b\r\n" % _line(value))
-        case Failure():
+        case ErrorReply():
             parts.append(b"-%b\r\n" % _line(value))
         case str():
             _encode(value.encode("utf-8", "surrogateescape"), protocol, parts)
@@ -307,7 +307,7 @@ def _line(text: str) -> bytes:
 
 
 class ReplyReader:
-    r"""Cuts what arrives from a server into replies; an error reply is a `Failure`.
+    r"""Cuts what arrives from a server into replies; an error reply is an `ErrorReply`.
 
     >>> reader = ReplyReader()
     >>> reader.feed(b"+OK\r\n-ERR no\r\n:7")
@@ -317,7 +317,7 @@ class ReplyReader:
 
     def __init__(self) -> None:
         # hiredis asks for an exception class; any callable will do.
-        reply_error: Any = Failure
+        reply_error: Any = ErrorReply
         reader = hiredis.Reader(protocolError=ProtocolError, replyError=reply_error, notEnoughData=INCOMPLETE)
         self.feed: Any = reader.feed
         # The next reply, or INCOMPLETE.

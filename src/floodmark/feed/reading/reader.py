@@ -101,7 +101,7 @@ class ChangeReader:
         self._sort_bytes_max = sort_bytes_max
         self._scan_rate_bytes_max = scan_rate_bytes_max
         self._sort_directory = sort_directory
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, _ChangeStream] = {}
         self._tokens = count()
         # Deliveries of streams that have ended.
         self._delivered = dict.fromkeys(Way, 0)
@@ -130,7 +130,7 @@ class ChangeReader:
         # Nothing is older than the node itself.
         request = replace(request, since=max(request.since, self._node.born_version()))
         self._check_snapshot(request)
-        stream, token = _Stream(self, self._node, request), next(self._tokens)
+        stream, token = _ChangeStream(self, self._node, request), next(self._tokens)
         with self._safe_points.reading(request.since, request.namespace) as advance:
             self._streams[token] = stream
             try:
@@ -222,7 +222,7 @@ class ChangeReader:
             yield from columns.drain(until, Way.SCAN)
 
 
-class _Stream:
+class _ChangeStream:
     """One stream: where it is, and which way it takes from there."""
 
     def __init__(self, reader: ChangeReader, node: Node, request: ChangesRequest) -> None:

@@ -31,7 +31,7 @@ from floodmark.partition.families import META
 BATCHES: Final = b"batch/"
 
 
-class Outcome(msgspec.Struct, frozen=True, array_like=True):
+class BatchOutcome(msgspec.Struct, frozen=True, array_like=True):
     """What has become of a batch at a partition.  `version` is p, the commit version, or 0."""
 
     decision: Decision
@@ -39,22 +39,22 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     siblings: tuple[bytes, ...] = ()
 
 
-REFUSED: Final = Outcome(Decision.ABORT)
+REFUSED: Final = BatchOutcome(Decision.ABORT)
 
 
-def store_outcome(batch: str, key: bytes, outcome: Outcome | None) -> WriteRow:
+def store_outcome(batch: str, key: bytes, outcome: BatchOutcome | None) -> WriteRow:
     """The write that sets or removes the row of a batch."""
     return META, _prefix(batch) + key, None if outcome is None else msgspec.msgpack.encode(outcome)
 
 
-def load_outcome(engine: Engine, batch: str, key: bytes) -> Outcome | None:
+def load_outcome(engine: Engine, batch: str, key: bytes) -> BatchOutcome | None:
     """What has become of a batch; None if nothing is known of it."""
     row_key = _prefix(batch) + key
     stored = engine.get(META, row_key)
     return None if stored is None else _decode(row_key, stored)
 
 
-def read_outcomes(engine: Engine, until_ms: int) -> Iterator[tuple[str, bytes, Outcome]]:
+def read_outcomes(engine: Engine, until_ms: int) -> Iterator[tuple[str, bytes, BatchOutcome]]:
     """Id, key and outcome of all batches whose ids were minted before a time, the oldest first."""
     start, end, place = BATCHES, _prefix(batches_from(until_ms)), len(BATCHES) + BATCH_ID_CHARACTERS
     while page := engine.scan(META, start, end, rows_max=PAGE_ROWS_MAX, bytes_max=PAGE_BYTES_MAX):
@@ -76,9 +76,9 @@ def _prefix(batch: str) -> bytes:
     return BATCHES + batch.encode()
 
 
-def _decode(row_key: bytes, stored: bytes) -> Outcome:
+def _decode(row_key: bytes, stored: bytes) -> BatchOutcome:
     try:
-        return msgspec.msgpack.decode(stored, type=Outcome)
+        return msgspec.msgpack.decode(stored, type=BatchOutcome)
     except msgspec.MsgspecError as error:
         raise Corruption(
             f"the atomic batch {row_key.hex()} is damaged: {error}. Restore the site from a backup"

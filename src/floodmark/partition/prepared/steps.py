@@ -29,7 +29,7 @@ from floodmark.partition.commit.merging import apply_at, is_state, merge_writes,
 from floodmark.partition.commit.storage import Storage
 from floodmark.partition.commit.tail import LiveTail, TailEntry
 from floodmark.partition.families import LOG
-from floodmark.partition.prepared.outcomes import REFUSED, Outcome, load_outcome, refused, store_outcome
+from floodmark.partition.prepared.outcomes import REFUSED, BatchOutcome, load_outcome, refused, store_outcome
 from floodmark.partition.prepared.writes import (
     OpenWrite,
     PreparedWrites,
@@ -116,7 +116,7 @@ class Prepare(RoundStep):
             return ()
         rows = store_rows(transaction, version, writes.keys, writes.values)
         if self._siblings:
-            prepared = Outcome(Decision.UNDECIDED, version, tuple(self._siblings))
+            prepared = BatchOutcome(Decision.UNDECIDED, version, tuple(self._siblings))
             rows.append(store_outcome(transaction, writes.keys[0], prepared))
         self._write = OpenWrite(
             transaction,
@@ -203,7 +203,7 @@ class CommitPrepared(RoundStep):
         self._write, self._insertion, self.version = write, insertion, self._at
         rows = [*remove_rows(write), *insertion.rows()]
         if write.siblings:
-            committed = Outcome(Decision.COMMIT, self._at, write.siblings)
+            committed = BatchOutcome(Decision.COMMIT, self._at, write.siblings)
             rows.append(store_outcome(write.transaction, write.keys[0], committed))
         return rows
 

@@ -51,7 +51,7 @@ def read_logs(
     return _Merge(engine, relevant, since, until, trimmed).pages()
 
 
-class _Stream:
+class _LogStream:
     """A log that is being read: its present page, and how much of it is taken."""
 
     __slots__ = ("page", "pages", "taken")
@@ -92,15 +92,15 @@ class _Merge:
         ranked = sorted(logs, key=lambda log: (log.start, log.id))
         ranks = {log.id: rank.to_bytes(_RANK_BYTES, "big") for rank, log in enumerate(ranked)}
 
-        def open_log(log: LogRow) -> _Stream:
-            return _Stream(_read_log(engine, log, since, until, trimmed, bytes_max, ranks[log.id]))
+        def open_log(log: LogRow) -> _LogStream:
+            return _LogStream(_read_log(engine, log, since, until, trimmed, bytes_max, ranks[log.id]))
 
         self._open_log = open_log
         # The next to be opened comes last.
         self._unopened = sorted(logs, key=lambda log: log.opened_at, reverse=True)
         # Open logs by the first line that is not taken, and by the last of their page.
-        self._by_first: list[tuple[bytes, int, _Stream]] = []
-        self._by_last: list[tuple[bytes, int, _Stream]] = []
+        self._by_first: list[tuple[bytes, int, _LogStream]] = []
+        self._by_last: list[tuple[bytes, int, _LogStream]] = []
 
     def pages(self) -> Iterator[list[LogLine]]:
         while (bound := self._find_bound()) is not None:
@@ -135,7 +135,7 @@ class _Merge:
             heappush(self._by_first, (stream.page[0][0], log.id, stream))
             heappush(self._by_last, (stream.page[-1][0], log.id, stream))
 
-    def _is_current(self, last: bytes, _log: int, stream: _Stream) -> bool:
+    def _is_current(self, last: bytes, _log: int, stream: _LogStream) -> bool:
         return bool(stream.page) and stream.page[-1][0] == last
 
 

@@ -44,7 +44,7 @@ MANY_VERSIONS: Final = 8
 SHORT_READ_ROWS: Final = 8
 
 
-class Page(NamedTuple):
+class ScanPage(NamedTuple):
     """Live (user key, value) pairs in order, and the engine key to go on from; None at the end."""
 
     rows: list[Row]
@@ -127,7 +127,7 @@ def scan_page(
     *,
     rows_max: int,
     reverse: bool,
-) -> Page:
+) -> ScanPage:
     """Some of the live records as of `at`, between two engine keys."""
     read = _read_backward if reverse else _read_forward
     suffix = encode_version(at)
@@ -135,7 +135,7 @@ def scan_page(
     found = _newest(rows, suffix, physical_ms)
     if reverse:
         found.reverse()
-    return Page(found, resume)
+    return ScanPage(found, resume)
 
 
 def _read_forward(

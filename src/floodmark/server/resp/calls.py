@@ -15,7 +15,7 @@ from floodmark.model.limits import KIB
 from floodmark.server.access import Caller
 from floodmark.server.counters import outcome_of
 from floodmark.server.data import POINT_CALLS, Handler
-from floodmark.server.resp.committing import Job, Writer
+from floodmark.server.resp.committing import WriteJob, WritingConnection
 from floodmark.server.resp.session import Session
 from floodmark.server.resp.table import TABLE, Arguments, Command, CommandError, Kind
 from floodmark.server.visits import stopping, unexpected
@@ -38,7 +38,7 @@ class CallFailure(list[bytes]):
         self.outcome = outcome_of(error)
 
 
-class Put(NamedTuple):
+class CheckedPut(NamedTuple):
     """A put of one key, checked, that is still to be committed."""
 
     key: bytes
@@ -46,12 +46,12 @@ class Put(NamedTuple):
     durable: bool
 
 
-class PutJob(Job):
+class PutJob(WriteJob):
     """A put of one key in its round; the reply is its version."""
 
     __slots__ = ("_durable",)
 
-    def __init__(self, connection: Writer, put: Put, started: float) -> None:
+    def __init__(self, connection: WritingConnection, put: CheckedPut, started: float) -> None:
         super().__init__(connection, PUT.name, _never, (), started)
         self.key, self.value, self._durable = put
 
@@ -74,7 +74,7 @@ class PutJob(Job):
         self.reply = CallFailure(error)
 
 
-class Call:
+class CallCommand:
     """One kind of request."""
 
     def __init__(self, handler: Handler) -> None:
@@ -86,7 +86,9 @@ class Call:
         # As which its requests are counted and logged.
         self.command = Command(name=method.name, arity=3, kind=Kind.CALL, verdict="", handler=self.answer)
 
-    def begin(self, caller: Caller, body: bytes, *, reads_wait: bool) -> "bytes | CallFailure | Put | None":
+    def begin(
+        self, caller: Caller, body: bytes, *, reads_wait: bool
+    ) -> "bytes | CallFailure | CheckedPut | None":
         """Do what needs no wait: the reply, or a put to be committed; None if a worker must run it."""
         if self._is_quick:
             return self.answer(caller, body)
@@ -100,7 +102,7 @@ class Call:
                     return None
                 assert handler.enter is not None
                 handler.enter(caller, request)
-                return Put(request.keys[0], request.values[0], request.durable)
+                return CheckedPut(request.keys[0], request.values[0], request.durable)
             if request.at is not None or len(getattr(request, "keys", ())) > QUICK_KEYS_MAX:
                 return None
             return handler.method.encode_reply(handler.handle(caller, request))
@@ -128,9 +130,11 @@ def _never(*_: object) -> NoReturn:
     raise AssertionError("a put needs no decision")
 
 
-def find_calls(handlers: Iterable[Handler]) -> Mapping[bytes, Call]:
+def find_calls(handlers: Iterable[Handler]) -> Mapping[bytes, CallCommand]:
     """The calls that are served over RESP, by name."""
-    return {handler.method.name.encode(): Call(handler) for handler in handlers if handler.method in SERVED}
+    return {
+        handler.method.name.encode(): CallCommand(handler) for handler in handlers if handler.method in SERVED
+    }
 
 
 def refuse_stopping() -> CallFailure:

@@ -29,9 +29,9 @@ from floodmark.partition.deciding import Decided
 from floodmark.partition.node import Node
 from floodmark.partition.partition import LocalPartition, plan_put
 from floodmark.partition.prepared.settling import SETTLES_MAX
-from floodmark.server.resp.session import Batch, Session
+from floodmark.server.resp.session import QueuedCommands, Session
 from floodmark.server.resp.table import Arguments, Handler, attempt, describe
-from floodmark.wire.resp import Failure
+from floodmark.wire.resp import ErrorReply
 
 # Jobs of one round, so that a flood of writes does not become one long wait.
 ROUND_JOBS_MAX: Final = 4_096
@@ -43,22 +43,22 @@ HASTY_ROUNDS: Final = 16
 _log = logging.getLogger("floodmark.server")
 
 
-class Writer(Protocol):
+class WritingConnection(Protocol):
     """A connection with jobs on their way.  While it is halted, a worker runs those that are `blocked`."""
 
     session: Session
     is_halted: bool
     is_settling: bool
-    blocked: "deque[Job]"
+    blocked: "deque[WriteJob]"
 
-    def finish(self, job: "Job", now: float) -> None:
+    def finish(self, job: "WriteJob", now: float) -> None:
         """Answer a job.  Called on the event loop."""
 
     def run(self) -> None:
         """Go on with the next requests."""
 
 
-class Job:
+class WriteJob:
     """A write on its way: the command that runs inside a round, and its reply.
 
     With a `value` it is a put to its only `key`, which needs no decision.
@@ -71,7 +71,12 @@ class Job:
     on: Sequence[bytes]
 
     def __init__(
-        self, connection: Writer, name: str, handler: Handler, request: Arguments | Batch, started: float
+        self,
+        connection: WritingConnection,
+        name: str,
+        handler: Handler,
+        request: Arguments | QueuedCommands,
+        started: float,
     ) -> None:
         self.connection = connection
         self.name = name
@@ -93,7 +98,7 @@ class Job:
         """Run over the records of this moment; what is to be written."""
         records = self.connection.session.new_records()
         self.reply = attempt(self.name, lambda: self.handler(records, self.request))
-        return {} if isinstance(self.reply, Failure) else records.rows
+        return {} if isinstance(self.reply, ErrorReply) else records.rows
 
     @property
     def durable(self) -> bool:
@@ -123,7 +128,7 @@ class Job:
 class Step(Decided):
     """A job in its round."""
 
-    def __init__(self, node: Node, job: Job, *, is_alone: bool) -> None:
+    def __init__(self, node: Node, job: WriteJob, *, is_alone: bool) -> None:
         super().__init__(node.committer, lambda: node.map, job.on, job.decide, durable=job.durable)
         self._connection = job.connection
         self._is_alone = is_alone
@@ -139,7 +144,7 @@ class Step(Decided):
         return rows
 
 
-class Committing:
+class RoundLeader:
     """Leads the rounds of all connections."""
 
     def __init__(
@@ -147,11 +152,11 @@ class Committing:
     ) -> None:
         self._find_node = find_node
         # Runs a job at another node if that owns its keys.
-        self.forward: Callable[[Job, Sequence[bytes]], bool] = lambda *_: False
+        self.forward: Callable[[WriteJob, Sequence[bytes]], bool] = lambda *_: False
         self._loop = loop
         self._work = work
         # Jobs for the next round, and whether the thread is to take them without being told.
-        self._gathered: list[Job] = []
+        self._gathered: list[WriteJob] = []
         self._is_busy = False
         # While the thread waits for more jobs, for how many; and how many rounds begin without such a wait.
         self._wanted = 0
@@ -166,7 +171,7 @@ class Committing:
         """The node that commits; one of several has another after it was fenced."""
         return self._find_node()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: WriteJob) -> None:
         """Add a job to the next round.  For the event loop."""
         with self._lock:
             self._gathered.append(job)
@@ -209,14 +214,14 @@ class Committing:
             self._hasty = HASTY_ROUNDS
         self._wanted = 0
 
-    def _take(self) -> list[Job]:
+    def _take(self) -> list[WriteJob]:
         """The jobs of the next round, which came while the last one was committed."""
         with self._lock:
             jobs, self._gathered = self._gathered[:ROUND_JOBS_MAX], self._gathered[ROUND_JOBS_MAX:]
             self._is_busy = bool(jobs)
             return jobs
 
-    def _commit(self, jobs: Sequence[Job]) -> None:
+    def _commit(self, jobs: Sequence[WriteJob]) -> None:
         try:
             node = self.node
             commits = plan_puts(node, jobs)
@@ -240,9 +245,9 @@ class Committing:
             if job.is_blocked:
                 job.connection.is_halted = True
 
-    def _answer(self, jobs: Sequence[Job]) -> None:
+    def _answer(self, jobs: Sequence[WriteJob]) -> None:
         now = monotonic_seconds()
-        halted: set[Writer] = set()
+        halted: set[WritingConnection] = set()
         for job in jobs:
             connection = job.connection
             if connection.blocked or job.is_blocked:
@@ -253,20 +258,20 @@ class Committing:
         for connection in halted:
             self._look_after(connection)
 
-    def _look_after(self, connection: Writer) -> None:
+    def _look_after(self, connection: WritingConnection) -> None:
         """Let a worker run what is blocked, unless one does."""
         if not connection.is_settling:
             connection.is_settling = True
             self._work(self._settle, connection, [*connection.blocked])
 
-    def _settle(self, connection: Writer, jobs: Sequence[Job]) -> None:
+    def _settle(self, connection: WritingConnection, jobs: Sequence[WriteJob]) -> None:
         """Run jobs one by one, each when what blocks it has ended.  In a worker thread."""
         for job in jobs:
             if job.is_blocked:
                 self._settle_one(job)
         self._loop.call_soon_threadsafe(self._settled, connection, jobs)
 
-    def _settle_one(self, job: Job) -> None:
+    def _settle_one(self, job: WriteJob) -> None:
         on = (job.key,) if job.value is not None else job.on
         job.value = None
         for _ in range(SETTLES_MAX):
@@ -283,7 +288,7 @@ class Committing:
                 step.error, step.is_blocked = error, False
                 return
 
-    def _settled(self, connection: Writer, jobs: Sequence[Job]) -> None:
+    def _settled(self, connection: WritingConnection, jobs: Sequence[WriteJob]) -> None:
         for _ in jobs:
             connection.blocked.popleft()
         connection.is_settling = False
@@ -297,7 +302,7 @@ class Committing:
             connection.run()
 
 
-def _fail(jobs: Sequence[Job], error: FloodmarkError) -> None:
+def _fail(jobs: Sequence[WriteJob], error: FloodmarkError) -> None:
     """End the jobs of a round that failed as a whole, also those for which no commit was planned."""
     for job in jobs:
         if job.commit is not None:
@@ -306,10 +311,10 @@ def _fail(jobs: Sequence[Job], error: FloodmarkError) -> None:
             job.refuse(error)
 
 
-def plan_puts(node: Node, jobs: Sequence[Job]) -> list[Commit]:
+def plan_puts(node: Node, jobs: Sequence[WriteJob]) -> list[Commit]:
     """The commits of jobs that need no decision.  A put that is refused has its reply afterwards."""
-    groups: list[tuple[LocalPartition, dict[bytes, Job]]] = []
-    latest: dict[tuple[LocalPartition, bool], dict[bytes, Job]] = {}
+    groups: list[tuple[LocalPartition, dict[bytes, WriteJob]]] = []
+    latest: dict[tuple[LocalPartition, bool], dict[bytes, WriteJob]] = {}
     route = node.map.route
     for job in jobs:
         if job.value is None:
@@ -329,7 +334,7 @@ def plan_puts(node: Node, jobs: Sequence[Job]) -> list[Commit]:
     return [commit for partition, group in groups for commit in _plan_group(partition, group)]
 
 
-def _plan_group(partition: LocalPartition, group: Mapping[bytes, Job]) -> list[Commit]:
+def _plan_group(partition: LocalPartition, group: Mapping[bytes, WriteJob]) -> list[Commit]:
     jobs = [*group.values()]
     values = [job.value for job in jobs if job.value is not None]
     try:

@@ -27,10 +27,10 @@ from floodmark.model.limits import (
 from floodmark.partition.node import Node
 from floodmark.server.counters import OTHER
 from floodmark.server.data import WRITE_BYTES_MAX
-from floodmark.server.resp.calls import Call, Put, PutJob, refuse_stopping, unknown_call
+from floodmark.server.resp.calls import CallCommand, CheckedPut, PutJob, refuse_stopping, unknown_call
 from floodmark.server.resp.commands import GET, SET
-from floodmark.server.resp.committing import Committing, Job
-from floodmark.server.resp.session import Batch, DoorParts, Later, Session
+from floodmark.server.resp.committing import RoundLeader, WriteJob
+from floodmark.server.resp.session import DoorParts, Later, QueuedCommands, Session
 from floodmark.server.resp.table import (
     TABLE,
     Arguments,
@@ -43,7 +43,7 @@ from floodmark.server.resp.table import (
     wrong_arity,
 )
 from floodmark.server.visits import RENEW_MS
-from floodmark.wire.resp import OK, QUEUED, Failure, RequestParser, encode_reply, match_get
+from floodmark.wire.resp import OK, QUEUED, ErrorReply, RequestParser, encode_reply, match_get
 
 # Poll interval of a request that waits for changes; it reads only if something was committed since.
 LOOK_SECONDS: Final = 0.02
@@ -53,7 +53,7 @@ LOOK_MS: Final = 100
 FLUSH_BYTES: Final = 64 * KIB
 # A read of more keys runs in a worker thread.
 READ_ARGUMENTS_MAX: Final = 256
-NO_AUTH: Final = Failure("NOAUTH Authentication required.")
+NO_AUTH: Final = ErrorReply("NOAUTH Authentication required.")
 _OK: Final = encode_reply(OK)
 
 _log = logging.getLogger("floodmark.server")
@@ -62,18 +62,18 @@ _log = logging.getLogger("floodmark.server")
 class ConnectionParts(DoorParts, Protocol):
     """The server, as far as a connection needs it."""
 
-    committing: Committing
+    committing: RoundLeader
     stall_seconds: float
     is_stopping: bool
     received_bytes: int
     sent_bytes: int
-    calls: Mapping[bytes, Call]
+    calls: Mapping[bytes, CallCommand]
 
     def new_session(self, address: str, certificate: str | None) -> Session: ...
 
-    def admit(self, connection: "Connection") -> str | None: ...
+    def admit(self, connection: "RespConnection") -> str | None: ...
 
-    def forget(self, connection: "Connection") -> None: ...
+    def forget(self, connection: "RespConnection") -> None: ...
 
     def work(self, function: Callable[..., object], *arguments: object) -> None: ...
 
@@ -83,14 +83,14 @@ class ConnectionParts(DoorParts, Protocol):
 
     def call(self, function: Callable[..., object], *arguments: object) -> None: ...
 
-    def get_later(self, connection: "Connection", qualified: bytes) -> None: ...
+    def get_later(self, connection: "RespConnection", qualified: bytes) -> None: ...
 
     def answer_gets(self) -> None: ...
 
-    def flush_later(self, connection: "Connection") -> None: ...
+    def flush_later(self, connection: "RespConnection") -> None: ...
 
 
-class Connection(asyncio.Protocol):
+class RespConnection(asyncio.Protocol):
     """The connection of one session."""
 
     session: Session
@@ -122,7 +122,7 @@ class Connection(asyncio.Protocol):
         # While the connection is halted, a worker runs the writes that are blocked.
         self.is_halted = False
         self.is_settling = False
-        self.blocked: deque[Job] = deque()
+        self.blocked: deque[WriteJob] = deque()
         # Whether a worker has a request, and whether the client does not read its answers.
         self._is_waiting = False
         self._is_full = False
@@ -144,7 +144,7 @@ class Connection(asyncio.Protocol):
         self.session = self._door.new_session(f"{peer[0]}:{peer[1]}", certificate)
         refusal = self._door.admit(self)
         if refusal is not None:
-            transport.write(encode_reply(Failure(refusal)))
+            transport.write(encode_reply(ErrorReply(refusal)))
             transport.close()
             return
         if self.session.caller is not None:
@@ -227,7 +227,7 @@ class Connection(asyncio.Protocol):
             requests.popleft()
         self.qualify = None
         if self._parser.error is not None and not (requests or self._pending or session.is_leaving):
-            self.say(Failure(f"ERR {self._parser.error}"))
+            self.say(ErrorReply(f"ERR {self._parser.error}"))
             session.is_leaving = True
         if self._is_ended and not requests and self._parser.error is None:
             session.is_leaving = True
@@ -332,8 +332,8 @@ class Connection(asyncio.Protocol):
         reply = attempt(command.name, run)
         if not was_known and session.caller is not None:
             self.widen()
-        if isinstance(reply, Batch):
-            job = Job(self, "EXEC", lambda records, batch: batch.run(records), reply, started)
+        if isinstance(reply, QueuedCommands):
+            job = WriteJob(self, "EXEC", lambda records, batch: batch.run(records), reply, started)
             self._decide(job, reply.on)
         else:
             self._tell(command, reply, started)
@@ -390,7 +390,7 @@ class Connection(asyncio.Protocol):
         reply = call.begin(caller, body, reads_wait=self._reads_wait)
         if reply is None:
             return self._begin_slow(call.command, partial(call.answer, caller, body), started)
-        if isinstance(reply, Put):
+        if isinstance(reply, CheckedPut):
             self._send(PutJob(self, reply, started))
         else:
             self._tell(call.command, reply, started)
@@ -404,7 +404,7 @@ class Connection(asyncio.Protocol):
         records = session.records
         assert records is not None
         session.last_command = command.name
-        job = Job(self, command.name, command.handler, request, monotonic_seconds())
+        job = WriteJob(self, command.name, command.handler, request, monotonic_seconds())
         try:
             if command is SET and len(request) == 3 and not self._decided:
                 row = records.encode_put(request[1], request[2])
@@ -422,16 +422,16 @@ class Connection(asyncio.Protocol):
             return
         self._decide(job, on)
 
-    def _decide(self, job: Job, on: Sequence[bytes]) -> None:
+    def _decide(self, job: WriteJob, on: Sequence[bytes]) -> None:
         self._decided += 1
         job.decide_on(self._door.committing.node, on)
         self._send(job)
 
-    def _send(self, job: Job) -> None:
+    def _send(self, job: WriteJob) -> None:
         self._pending += 1
         self._door.committing.submit(job)
 
-    def finish(self, job: Job, now: float) -> None:
+    def finish(self, job: WriteJob, now: float) -> None:
         """Answer a write, and go on if it was the last one on its way."""
         reply, commit = job.outcome(), job.commit
         if commit is not None and commit.error is None and commit.version:
@@ -461,15 +461,15 @@ def may_run(session: Session, command: Command | None, request: Arguments) -> ob
         session.is_spoiled = True
         if command.name == "EXEC":
             session.discard()
-            return Failure(f"EXECABORT Transaction discarded because of: {wrong_arity(command)[4:]}")
+            return ErrorReply(f"EXECABORT Transaction discarded because of: {wrong_arity(command)[4:]}")
         return wrong_arity(command)
     if session.queued is None or command.is_quick:
         return None
     if command.kind not in (Kind.READ, Kind.WRITE) and not command.is_queued:
         session.is_spoiled = True
-        return Failure(f"ERR {command.name} is not allowed in a transaction")
+        return ErrorReply(f"ERR {command.name} is not allowed in a transaction")
     if len(session.queued) >= RESP_ARGUMENTS_MAX:
         session.is_spoiled = True
-        return Failure("ERR the transaction has too many commands; EXEC or DISCARD it")
+        return ErrorReply("ERR the transaction has too many commands; EXEC or DISCARD it")
     session.queued.append((command, request))
     return QUEUED

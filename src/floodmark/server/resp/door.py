@@ -24,20 +24,20 @@ from floodmark.clock import monotonic_ms, monotonic_seconds
 from floodmark.host.nodes import NodeHost
 from floodmark.model.limits import NEWCOMERS_MAX, RESP_CONNECTIONS_MAX
 from floodmark.server.access import Access
-from floodmark.server.counters import OTHER, ServerMetrics, Tally
+from floodmark.server.counters import OTHER, RequestTally, ServerMetrics
 from floodmark.server.data import Handler
 from floodmark.server.relay import name_in
 from floodmark.server.resp.calls import CallFailure, find_calls
 from floodmark.server.resp.commands import COMMANDS
-from floodmark.server.resp.committing import Committing
-from floodmark.server.resp.connection import Connection
+from floodmark.server.resp.committing import RoundLeader
+from floodmark.server.resp.connection import RespConnection
 from floodmark.server.resp.forwarding import Forwarding
 from floodmark.server.resp.groups import Groups
 from floodmark.server.resp.records import Spaces
 from floodmark.server.resp.session import Session, UseGroup
 from floodmark.server.resp.table import attempt
 from floodmark.server.visits import RENEW_MS
-from floodmark.wire.resp import Failure
+from floodmark.wire.resp import ErrorReply
 
 WORKERS: Final = 16
 # How long a client of a closing server has to take its last answers.
@@ -87,22 +87,22 @@ class RespDoor:
         self.now_ms = self._looked_at_ms = monotonic_ms()
         self.received_bytes = self.sent_bytes = 0
         self.calls = find_calls(handlers)
-        self.tallies: Mapping[str, Tally] = {
+        self.tallies: Mapping[str, RequestTally] = {
             name: metrics.tally(f"resp.{name.lower()}")
             for name in (OTHER, *(command.name for command in COMMANDS))
         } | {call.command.name: metrics.tally(call.command.name) for call in self.calls.values()}
         self._tls = tls
         self._listening = listening
         # For the end of the present turn of the event loop: GETs, and connections with answers to send.
-        self._gets: list[tuple[Connection, bytes]] = []
+        self._gets: list[tuple[RespConnection, bytes]] = []
         self._gets_at = 0.0
-        self._unflushed: list[Connection] = []
+        self._unflushed: list[RespConnection] = []
         self._is_ending = False
-        self._connections: dict[Session, Connection] = {}
+        self._connections: dict[Session, RespConnection] = {}
         self._numbers = 0
         self._loop = new_event_loop()
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="floodmark-resp-worker")
-        self.committing = Committing(lambda: spaces.host.node, self._loop, self.work)
+        self.committing = RoundLeader(lambda: spaces.host.node, self._loop, self.work)
         if isinstance(spaces.site.host, NodeHost):
             self.committing.forward = Forwarding(spaces.site).forward
         self._started = Event()
@@ -138,7 +138,7 @@ class RespDoor:
 
     def _listen(self) -> Coroutine[Any, Any, asyncio.AbstractServer]:
         return self._loop.create_server(
-            lambda: Connection(self, name_in), sock=self._listening, ssl=self._tls, backlog=_BACKLOG
+            lambda: RespConnection(self, name_in), sock=self._listening, ssl=self._tls, backlog=_BACKLOG
         )
 
     async def _stop(self, timeout_seconds: float) -> None:
@@ -162,7 +162,7 @@ class RespDoor:
         self._numbers += 1
         return Session(self._numbers, address, certificate, self)
 
-    def admit(self, connection: Connection) -> str | None:
+    def admit(self, connection: RespConnection) -> str | None:
         """Take a client in, or say why not."""
         session = connection.session
         if self.is_stopping:
@@ -176,7 +176,7 @@ class RespDoor:
         self._connections[session] = connection
         return None
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: RespConnection) -> None:
         """A client has gone."""
         self._connections.pop(connection.session, None)
 
@@ -192,7 +192,7 @@ class RespDoor:
         """Run something on the event loop after a time."""
         return self._loop.call_later(seconds, function)
 
-    def get_later(self, connection: Connection, qualified: bytes) -> None:
+    def get_later(self, connection: RespConnection, qualified: bytes) -> None:
         """Answer a GET when all connections have been read that have something to say, with one look-up."""
         if not self._gets:
             self._gets_at = monotonic_seconds()
@@ -211,7 +211,7 @@ class RespDoor:
         except Exception:
             # Each alone: the error may be that of one.
             replies = [attempt("GET", partial(self.spaces.host.router.get, key, None)) for key in keys]
-        failures = [reply for reply in replies if isinstance(reply, Failure)]
+        failures = [reply for reply in replies if isinstance(reply, ErrorReply)]
         seconds = monotonic_seconds() - self._gets_at
         for failure in failures:
             self.count("GET", seconds, failure)
@@ -228,7 +228,7 @@ class RespDoor:
         partitions = router.maps.map.partitions
         return partitions[0].get_many(keys) if len(partitions) == 1 else router.get_many(keys, None)
 
-    def flush_later(self, connection: Connection) -> None:
+    def flush_later(self, connection: RespConnection) -> None:
         """Send the answers of a connection when all others have been read that have something to say."""
         self._end_turn_later()
         self._unflushed.append(connection)
@@ -252,7 +252,7 @@ class RespDoor:
         """Count a command that has ended."""
         if isinstance(reply, CallFailure):
             self.tallies[name].add(seconds, reply.outcome)
-        elif isinstance(reply, Failure):
+        elif isinstance(reply, ErrorReply):
             self.tallies[name].add(seconds, _OUTCOMES.get(reply.partition(" ")[0], "refused"))
         else:
             self.tallies[name].add(seconds)

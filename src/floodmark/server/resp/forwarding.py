@@ -17,12 +17,12 @@ from floodmark.partition.deciding import Decided
 from floodmark.partition.prepared.settling import SETTLES_MAX
 from floodmark.server.access import Caller
 from floodmark.server.resp.commands import COMMANDS
-from floodmark.server.resp.committing import Job
-from floodmark.server.resp.records import Records, Spaces
-from floodmark.server.resp.session import Batch, Session
+from floodmark.server.resp.committing import WriteJob
+from floodmark.server.resp.records import CommandRecords, Spaces
+from floodmark.server.resp.session import QueuedCommands, Session
 from floodmark.server.resp.table import CommandError, attempt
 from floodmark.site.site import Site
-from floodmark.wire.resp import Encoded, Failure, encode_reply
+from floodmark.wire.resp import Encoded, ErrorReply, encode_reply
 
 CROSSING: Final = (
     "CROSSSLOT the keys belong to several nodes of the site, and one command or transaction writes at one; "
@@ -39,7 +39,7 @@ class Forwarding:
         self._host = site.host
         site.host.serve_commands(self.run)
 
-    def forward(self, job: Job, on: Sequence[bytes]) -> bool:
+    def forward(self, job: WriteJob, on: Sequence[bytes]) -> bool:
         """Run a job at the node that owns its keys and set its reply, unless this node owns them all."""
         if not on or self._owners(on) == {self._host.shared.number}:
             return False
@@ -47,14 +47,14 @@ class Forwarding:
         job.reply = attempt(job.name, lambda: self._ask(job, on))
         return True
 
-    def _ask(self, job: Job, on: Sequence[bytes]) -> object:
+    def _ask(self, job: WriteJob, on: Sequence[bytes]) -> object:
         """The reply of the node that owns the keys."""
         commands = _pack(job, on)
         answer = self._host.router.call(on[0], lambda _: self._send(commands))
         if answer.version:
             job.connection.session.version = answer.version
         reply = answer.reply
-        return Failure(reply[1:-2].decode(errors="replace")) if reply[:1] == b"-" else Encoded(reply)
+        return ErrorReply(reply[1:-2].decode(errors="replace")) if reply[:1] == b"-" else Encoded(reply)
 
     def _owners(self, keys: Sequence[bytes]) -> set[int]:
         """The numbers of the nodes that own keys."""
@@ -107,25 +107,25 @@ class _Visit:
         self.reply: object = None
 
     def decide(self) -> Mapping[bytes, bytes]:
-        records = Records(self._spaces, self._space, self._caller)
+        records = CommandRecords(self._spaces, self._space, self._caller)
         self.reply = attempt("EXEC", lambda: self._run(records))
-        return {} if isinstance(self.reply, Failure) else records.rows
+        return {} if isinstance(self.reply, ErrorReply) else records.rows
 
-    def _run(self, records: Records) -> object:
+    def _run(self, records: CommandRecords) -> object:
         commands = self._commands
         found = [(COMMANDS.commands[request[0].upper()], request) for request in commands.requests]
         if commands.watched is None:
             [(command, request)] = found
             return command.handler(records, request)
-        return Batch(commands.on, found, commands.watched, SimpleNamespace()).run(records)
+        return QueuedCommands(commands.on, found, commands.watched, SimpleNamespace()).run(records)
 
 
-def _pack(job: Job, on: Sequence[bytes]) -> PeerCommands:
+def _pack(job: WriteJob, on: Sequence[bytes]) -> PeerCommands:
     session: Session = job.connection.session
     caller, request = session.caller, job.request
     if caller is None:
         raise CommandError("NOAUTH Authentication required.")
-    batch = request if isinstance(request, Batch) else None
+    batch = request if isinstance(request, QueuedCommands) else None
     requests = [job.request] if batch is None else [each for _, each in batch.queued]
     return PeerCommands(
         requests=[[*request] for request in requests],

@@ -45,7 +45,7 @@ HOLDER: Final = "resp"
 AUTOCLAIM_COUNT: Final = 100
 
 
-class Pending(NamedTuple):
+class PendingDelivery(NamedTuple):
     """A delivery that was not acknowledged."""
 
     consumer: bytes
@@ -53,13 +53,13 @@ class Pending(NamedTuple):
     deliveries: int
 
 
-class Group:
+class ConsumerGroup:
     """A subscription that the server consumes for a group.  Callers hold its lock."""
 
     def __init__(self, site: Site, row: SubscriptionRow, holder: str) -> None:
         spec = row.spec
         self.lock = Lock()
-        self.pending: dict[EntryId, Pending] = {}
+        self.pending: dict[EntryId, PendingDelivery] = {}
         self.subscription: Subscription = site.subscribe(
             spec.name,
             spec.namespace,
@@ -80,7 +80,7 @@ class Group:
         for delivery in islice(self.subscription, min(count, room)):
             entry = EntryId(delivery.position.version, delivery.position.index)
             if keeps:
-                self.pending[entry] = Pending(consumer, monotonic_ms(), 1)
+                self.pending[entry] = PendingDelivery(consumer, monotonic_ms(), 1)
             else:
                 delivery.acknowledge()
             entries.append(render_entry(entry, delivery.change))
@@ -101,9 +101,9 @@ class Group:
         """Let a consumer hold pending entries from now on; if it `delivers` them, that is counted."""
         for entry in entries:
             deliveries = self.pending[entry].deliveries + delivers
-            self.pending[entry] = Pending(consumer, monotonic_ms(), deliveries)
+            self.pending[entry] = PendingDelivery(consumer, monotonic_ms(), deliveries)
 
-    def find(self, start: EntryId, end: EntryId, wanted: Callable[[Pending], bool]) -> list[EntryId]:
+    def find(self, start: EntryId, end: EntryId, wanted: Callable[[PendingDelivery], bool]) -> list[EntryId]:
         """The ids of pending entries from one id to another, in order."""
         found = (entry for entry, held in self.pending.items() if start <= entry <= end and wanted(held))
         return sorted(found)
@@ -116,10 +116,10 @@ class Groups:
         self._site = site
         # Holders of one name take a subscription over from each other; nodes must not.
         self._holder = f"{HOLDER}-{node}" if node else HOLDER
-        self._open: dict[tuple[str, str], Group] = {}
+        self._open: dict[tuple[str, str], ConsumerGroup] = {}
         self._lock = Lock()
 
-    def use(self, space: Space, name: str, act: Callable[[Group], Any]) -> Any:
+    def use(self, space: Space, name: str, act: Callable[[ConsumerGroup], Any]) -> Any:
         """Act on a group, alone.  After an error the group is opened anew: its lease may be lost."""
         with self._lock:
             group = self._open.get((space.name, name))
@@ -137,7 +137,7 @@ class Groups:
                 group.subscription.close()
             raise
 
-    def _find(self, space: Space, name: str) -> Group:
+    def _find(self, space: Space, name: str) -> ConsumerGroup:
         row = find_subscription(self._site, space, name)[1]
         if row is None:
             raise CommandError(f"NOGROUP No such key 'changes:{space.name}' or consumer group '{name[:64]}'")
@@ -148,7 +148,7 @@ class Groups:
                 f"ERR subscription {row.name!r} reads a part of the keys, or has not finished the snapshot "
                 "that it begins with; consume it with floodmark"
             )
-        return Group(self._site, row, self._holder)
+        return ConsumerGroup(self._site, row, self._holder)
 
     def close(self) -> None:
         """Release all subscriptions."""
@@ -167,7 +167,7 @@ def find_subscription(site: Site, space: Space, group: str) -> tuple[str, Subscr
     return names[group in rows] if own is None else own.name, own
 
 
-def _use(session: Session, stream: bytes, group: bytes, act: Callable[[Group, Space], Any]) -> Any:
+def _use(session: Session, stream: bytes, group: bytes, act: Callable[[ConsumerGroup, Space], Any]) -> Any:
     space = stream_space(session, stream, Role.WRITE)
     name = group.decode(errors="replace")
     return session.door.groups.use(space, name, lambda found: act(found, space))
@@ -238,7 +238,7 @@ def read_group(session: Session, arguments: Arguments) -> object:
     given = parse_id(since, 0)
     start = EntryId(given.version, given.number + 1) if given > FIRST else FIRST
 
-    def read_own(found: Group, space: Space) -> list[Any]:
+    def read_own(found: ConsumerGroup, space: Space) -> list[Any]:
         entries = found.find(start, LAST, lambda held: held.consumer == consumer)[:count]
         found.hand_over(entries, consumer)
         return _read_pending(session, space, entries)
@@ -267,7 +267,7 @@ def show_pending(session: Session, arguments: Arguments) -> object:
     end = LAST if rest[1] == b"+" else parse_id(rest[1], LAST.number)
     count = max(0, min(integer(rest[2]), PAGE_ROWS_MAX))
 
-    def show(group: Group, _: Space) -> object:
+    def show(group: ConsumerGroup, _: Space) -> object:
         now_ms = monotonic_ms()
         found = group.find(
             start,
@@ -283,7 +283,7 @@ def show_pending(session: Session, arguments: Arguments) -> object:
     return _use(session, arguments[1], arguments[2], show)
 
 
-def _summarise(group: Group) -> list[Any]:
+def _summarise(group: ConsumerGroup) -> list[Any]:
     if not group.pending:
         return [0, None, None, None]
     counts = Counter(held.consumer for held in group.pending.values())
@@ -303,7 +303,7 @@ def claim(session: Session, arguments: Arguments) -> object:
         raise CommandError("ERR COUNT must be > 0")
     count = min(count, PAGE_ROWS_MAX)
 
-    def take(found: Group, space: Space) -> object:
+    def take(found: ConsumerGroup, space: Space) -> object:
         now_ms = monotonic_ms()
         entries = found.find(start, LAST, lambda held: now_ms - held.delivered_at_ms >= idle_ms)
         following = str(entries[count] if len(entries) > count else FIRST)

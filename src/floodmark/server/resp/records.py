@@ -79,7 +79,7 @@ class Held(NamedTuple):
     expires_at: int | None
 
 
-class Place(NamedTuple):
+class KeyPlace(NamedTuple):
     """Where a key of a request is."""
 
     space: Space
@@ -87,7 +87,7 @@ class Place(NamedTuple):
     qualified: bytes
 
 
-class Records:
+class CommandRecords:
     """What the commands of one session read, and what those of one commit write.
 
     Reads see the writes that came before in the same commit.
@@ -113,7 +113,7 @@ class Records:
 
     # Keys
 
-    def locate(self, key: bytes, role: Role) -> Place:
+    def locate(self, key: bytes, role: Role) -> KeyPlace:
         """The place of a key, if the caller has a role there."""
         space = self.space
         if self.spaces.by_prefix:
@@ -124,7 +124,7 @@ class Records:
         if space is None:
             raise CommandError(NO_SPACE)
         self.caller.require(role, space.name)
-        return Place(space, key, space.qualify(key))
+        return KeyPlace(space, key, space.qualify(key))
 
     # Reads
 
@@ -140,7 +140,7 @@ class Records:
         """The record of a key."""
         return self.find_at(self.locate(key, Role.READ))
 
-    def find_at(self, place: Place) -> Held | None:
+    def find_at(self, place: KeyPlace) -> Held | None:
         """The record at a place."""
         if place.qualified in self._held:
             return self._held[place.qualified]
@@ -160,7 +160,7 @@ class Records:
             return None
         return space.qualify(key), space.policy.put(key, value, space.expire(None))
 
-    def put(self, place: Place, value: bytes, expires_at: int | None) -> None:
+    def put(self, place: KeyPlace, value: bytes, expires_at: int | None) -> None:
         """Write a value."""
         space = place.space
         if space.is_plain:
@@ -169,19 +169,19 @@ class Records:
             row = space.policy.put(place.key, value, expires_at)
         self._write(place, row, Held(value, expires_at))
 
-    def put_new(self, place: Place, value: bytes) -> None:
+    def put_new(self, place: KeyPlace, value: bytes) -> None:
         """Write a value that lives as long as its namespace says."""
         self.put(place, value, place.space.expire(None))
 
-    def delete(self, place: Place) -> None:
+    def delete(self, place: KeyPlace) -> None:
         """Delete a record."""
         self._write(place, place.space.policy.delete(), None)
 
-    def merge(self, place: Place, state: bytes, held: Held | None) -> None:
+    def merge(self, place: KeyPlace, state: bytes, held: Held | None) -> None:
         """Merge a state into a record, which is then as `held` says."""
         self._write(place, state, held)
 
-    def _write(self, place: Place, row: bytes, held: Held | None) -> None:
+    def _write(self, place: KeyPlace, row: bytes, held: Held | None) -> None:
         earlier = self.rows.get(place.qualified)
         joined = row if earlier is None else place.space.policy.join(earlier, row)
         if joined is None:
@@ -201,14 +201,14 @@ class Records:
             raise
 
 
-def require_plain(place: Place) -> Place:
+def require_plain(place: KeyPlace) -> KeyPlace:
     """Refuse what only values without parts can do."""
     if not place.space.is_plain:
         raise CommandError(WRONG_TYPE)
     return place
 
 
-def require_fields(place: Place) -> Place:
+def require_fields(place: KeyPlace) -> KeyPlace:
     """Refuse what only records of fields can do."""
     if not place.space.has_fields:
         raise CommandError(WRONG_TYPE)

@@ -9,12 +9,12 @@ from floodmark.model.errors import NamespaceNotFound, NotAuthenticated
 from floodmark.model.version import Version
 from floodmark.server.access import Access, Caller
 from floodmark.server.counters import ServerMetrics
-from floodmark.server.resp.records import Records, Space, Spaces
+from floodmark.server.resp.records import CommandRecords, Space, Spaces
 from floodmark.server.resp.table import Arguments, Command, describe
 from floodmark.wire.resp import RESP2
 
 
-class Batch(NamedTuple):
+class QueuedCommands(NamedTuple):
     """The commands of a transaction, as one write: its qualified keys, and the versions of those watched."""
 
     on: Sequence[bytes]
@@ -22,14 +22,14 @@ class Batch(NamedTuple):
     watched: Mapping[bytes, Version]
     session: object
 
-    def run(self, records: Records) -> object:
+    def run(self, records: CommandRecords) -> object:
         """Run inside the round; None if a watched key has changed."""
         if any(records.version(key) != version for key, version in self.watched.items()):
             return None
         return [_run_one(self.session, records, command, request) for command, request in self.queued]
 
 
-def _run_one(session: object, records: Records, command: Command, request: Arguments) -> object:
+def _run_one(session: object, records: CommandRecords, command: Command, request: Arguments) -> object:
     subject = session if command.is_queued else records
     try:
         return records.attempt(lambda: command.handler(subject, request))
@@ -93,7 +93,7 @@ class Session:
         self._token: str | None = None
         self._space: Space | None = None
         self.caller: Caller | None = None
-        self.records: Records | None = None
+        self.records: CommandRecords | None = None
         try:
             self.authenticate(None)
         except NotAuthenticated:
@@ -152,10 +152,10 @@ class Session:
     def _begin(self) -> None:
         self.records = self.new_records()
 
-    def new_records(self) -> Records:
+    def new_records(self) -> CommandRecords:
         """Records for the commands of one commit."""
         assert self.caller is not None
-        return Records(self.door.spaces, self._space, self.caller)
+        return CommandRecords(self.door.spaces, self._space, self.caller)
 
     # Transactions
 

@@ -8,7 +8,7 @@ from floodmark.model.access import Role
 from floodmark.model.errors import NotAuthenticated
 from floodmark.model.limits import RESP_CONNECTIONS_MAX, VALUE_BYTES_MAX
 from floodmark.server.logs import log_administration
-from floodmark.server.resp.session import Batch, Session
+from floodmark.server.resp.session import QueuedCommands, Session
 from floodmark.server.resp.table import (
     SYNTAX,
     TABLE,
@@ -353,7 +353,7 @@ def execute(session: Session, arguments: Arguments) -> object:
         except Exception:
             continue
 
-    return Batch(sorted(on), queued, watched, session)
+    return QueuedCommands(sorted(on), queued, watched, session)
 
 
 @TABLE.slow("WATCH", -2, is_quick=True, keys=(1, -1, 1))

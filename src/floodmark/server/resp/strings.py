@@ -6,7 +6,7 @@ from typing import Final
 
 from floodmark.model.access import Role
 from floodmark.model.limits import MIB, TTL_MAX
-from floodmark.server.resp.records import Held, Place, Records, require_plain
+from floodmark.server.resp.records import CommandRecords, Held, KeyPlace, require_plain
 from floodmark.server.resp.table import (
     SYNTAX,
     TABLE,
@@ -55,12 +55,12 @@ GETEX_OPTIONS: Final = {b"PERSIST": b"TTL"}
 
 
 @TABLE.read("GET", 2)
-def get(records: Records, arguments: Arguments) -> object:
+def get(records: CommandRecords, arguments: Arguments) -> object:
     return records.get(arguments[1])
 
 
 @TABLE.read("MGET", -2, "differs: at most 64 MiB of values in one reply", keys=ALL)
-def get_many(records: Records, arguments: Arguments) -> object:
+def get_many(records: CommandRecords, arguments: Arguments) -> object:
     values: list[bytes | None] = []
     size = 0
     for key in arguments[1:]:
@@ -73,17 +73,17 @@ def get_many(records: Records, arguments: Arguments) -> object:
 
 
 @TABLE.read("EXISTS", -2, keys=ALL)
-def exists(records: Records, arguments: Arguments) -> object:
+def exists(records: CommandRecords, arguments: Arguments) -> object:
     return sum(records.get(key) is not None for key in arguments[1:])
 
 
 @TABLE.read("STRLEN", 2)
-def length(records: Records, arguments: Arguments) -> object:
+def length(records: CommandRecords, arguments: Arguments) -> object:
     return len(records.get(arguments[1]) or b"")
 
 
 @TABLE.read("TYPE", 2, "differs: a record of a namespace of fields is a hash, all others are strings")
-def kind(records: Records, arguments: Arguments) -> object:
+def kind(records: CommandRecords, arguments: Arguments) -> object:
     place = records.locate(arguments[1], Role.READ)
     if records.find_at(place) is None:
         return Simple("none")
@@ -93,7 +93,7 @@ def kind(records: Records, arguments: Arguments) -> object:
 @TABLE.read("EXPIRETIME", 2, SECONDS)
 @TABLE.read("PTTL", 2, SECONDS)
 @TABLE.read("TTL", 2, SECONDS)
-def time_to_live(records: Records, arguments: Arguments) -> object:
+def time_to_live(records: CommandRecords, arguments: Arguments) -> object:
     held = records.find(arguments[1])
     if held is None or held.expires_at is None:
         return -2 if held is None else -1
@@ -107,7 +107,7 @@ def time_to_live(records: Records, arguments: Arguments) -> object:
 # Writes
 
 
-class Options:
+class SetOptions:
     """The options of SET and GETEX, as Redis parses them: an option may come again, and numbers come last."""
 
     def __init__(self, arguments: Arguments, others: Mapping[bytes, bytes]) -> None:
@@ -133,12 +133,12 @@ class Options:
 @TABLE.write(
     "SET", -3, f"{SECONDS}. In a namespace of fields the value is a JSON object; counters are refused"
 )
-def set_value(records: Records, arguments: Arguments) -> object:
+def set_value(records: CommandRecords, arguments: Arguments) -> object:
     place = records.locate(arguments[1], Role.WRITE)
     if len(arguments) == 3:
         records.put_new(place, arguments[2])
         return OK
-    options = Options(arguments[3:], SET_OPTIONS)
+    options = SetOptions(arguments[3:], SET_OPTIONS)
     expires_at = options.expires_at(records.now_ms(), "set")
     given = options.given
     held = records.find_at(place)
@@ -156,13 +156,13 @@ def set_value(records: Records, arguments: Arguments) -> object:
 
 
 @TABLE.write("SETNX", 3)
-def set_new(records: Records, arguments: Arguments) -> object:
+def set_new(records: CommandRecords, arguments: Arguments) -> object:
     return int(set_value(records, [*arguments, b"NX"]) is not None)
 
 
 @TABLE.write("PSETEX", 4, SECONDS)
 @TABLE.write("SETEX", 4, SECONDS)
-def set_expiring(records: Records, arguments: Arguments) -> object:
+def set_expiring(records: CommandRecords, arguments: Arguments) -> object:
     name, key, number, value = arguments
     expires_at = expiry_of(word(name).replace(b"SET", b""), number, records.now_ms(), name.decode().lower())
     records.put(records.locate(key, Role.WRITE), value, expires_at)
@@ -170,19 +170,19 @@ def set_expiring(records: Records, arguments: Arguments) -> object:
 
 
 @TABLE.write("GETSET", 3)
-def get_and_set(records: Records, arguments: Arguments) -> object:
+def get_and_set(records: CommandRecords, arguments: Arguments) -> object:
     return set_value(records, [*arguments, b"GET"])
 
 
 @TABLE.write("MSET", -3, keys=PAIRS)
-def set_many(records: Records, arguments: Arguments) -> object:
+def set_many(records: CommandRecords, arguments: Arguments) -> object:
     for key, value in _pairs(arguments):
         records.put_new(records.locate(key, Role.WRITE), value)
     return OK
 
 
 @TABLE.write("MSETNX", -3, keys=PAIRS)
-def set_many_new(records: Records, arguments: Arguments) -> object:
+def set_many_new(records: CommandRecords, arguments: Arguments) -> object:
     pairs = _pairs(arguments)
     if any(records.get(key) is not None for key, _ in pairs):
         return 0
@@ -199,7 +199,7 @@ def _pairs(arguments: Arguments) -> list[tuple[bytes, bytes]]:
 
 @TABLE.write("UNLINK", -2, keys=ALL)
 @TABLE.write("DEL", -2, keys=ALL)
-def delete(records: Records, arguments: Arguments) -> object:
+def delete(records: CommandRecords, arguments: Arguments) -> object:
     deleted = 0
     for key in arguments[1:]:
         place = records.locate(key, Role.WRITE)
@@ -210,7 +210,7 @@ def delete(records: Records, arguments: Arguments) -> object:
 
 
 @TABLE.write("GETDEL", 2)
-def get_and_delete(records: Records, arguments: Arguments) -> object:
+def get_and_delete(records: CommandRecords, arguments: Arguments) -> object:
     place = records.locate(arguments[1], Role.WRITE)
     held = records.find_at(place)
     if held is None:
@@ -220,9 +220,9 @@ def get_and_delete(records: Records, arguments: Arguments) -> object:
 
 
 @TABLE.write("GETEX", -2, SECONDS)
-def get_and_expire(records: Records, arguments: Arguments) -> object:
+def get_and_expire(records: CommandRecords, arguments: Arguments) -> object:
     place = records.locate(arguments[1], Role.WRITE)
-    options = Options(arguments[2:], GETEX_OPTIONS)
+    options = SetOptions(arguments[2:], GETEX_OPTIONS)
     held = records.find_at(place)
     if held is None:
         return None
@@ -233,7 +233,7 @@ def get_and_expire(records: Records, arguments: Arguments) -> object:
 
 
 @TABLE.write("APPEND", 3)
-def append(records: Records, arguments: Arguments) -> object:
+def append(records: CommandRecords, arguments: Arguments) -> object:
     place = require_plain(records.locate(arguments[1], Role.WRITE))
     held = records.find_at(place)
     if held is None:
@@ -247,7 +247,7 @@ def append(records: Records, arguments: Arguments) -> object:
 # Times to live
 
 
-def _set_expiry(records: Records, place: Place, held: Held, expires_at: int | None) -> None:
+def _set_expiry(records: CommandRecords, place: KeyPlace, held: Held, expires_at: int | None) -> None:
     if expires_at is not None and expires_at * 1000 <= records.now_ms():
         records.delete(place)
     else:
@@ -261,7 +261,7 @@ EXPIRES: Final = f"{SECONDS}. In namespaces of fields and counters it is refused
 @TABLE.write("EXPIREAT", -3, EXPIRES)
 @TABLE.write("PEXPIRE", -3, EXPIRES)
 @TABLE.write("EXPIRE", -3, EXPIRES)
-def expire(records: Records, arguments: Arguments) -> object:
+def expire(records: CommandRecords, arguments: Arguments) -> object:
     name = word(arguments[0])
     place = require_plain(records.locate(arguments[1], Role.WRITE))
     conditions = {word(option): option for option in reversed(arguments[3:])}
@@ -293,7 +293,7 @@ def expire(records: Records, arguments: Arguments) -> object:
 
 
 @TABLE.write("PERSIST", 2)
-def persist(records: Records, arguments: Arguments) -> object:
+def persist(records: CommandRecords, arguments: Arguments) -> object:
     place = require_plain(records.locate(arguments[1], Role.WRITE))
     held = records.find_at(place)
     if held is None or held.expires_at is None:
@@ -314,7 +314,7 @@ COUNTS: Final = (
 @TABLE.write("INCRBY", 3, COUNTS)
 @TABLE.write("DECR", 2, COUNTS)
 @TABLE.write("INCR", 2, COUNTS)
-def add(records: Records, arguments: Arguments) -> object:
+def add(records: CommandRecords, arguments: Arguments) -> object:
     number = integer(arguments[2]) if len(arguments) > 2 else 1
     if word(arguments[0]).startswith(b"DECR"):
         if number == -(1 << 63):
@@ -343,7 +343,7 @@ def add(records: Records, arguments: Arguments) -> object:
 @TABLE.write(
     "FM.CAS", 4, "ours: `FM.CAS key expected value` sets a value if the present one is as expected; 1 or 0"
 )
-def compare_and_set(records: Records, arguments: Arguments) -> object:
+def compare_and_set(records: CommandRecords, arguments: Arguments) -> object:
     _, key, expected, value = arguments
     place = records.locate(key, Role.WRITE)
     held = records.find_at(place)

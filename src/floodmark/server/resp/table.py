@@ -20,7 +20,7 @@ from floodmark.model.errors import (
     Retryable,
     WrongPolicy,
 )
-from floodmark.wire.resp import Failure
+from floodmark.wire.resp import ErrorReply
 
 Arguments: TypeAlias = Sequence[bytes]
 Handler: TypeAlias = Callable[..., Any]
@@ -44,9 +44,9 @@ class Kind(StrEnum):
 class CommandError(Exception):
     """An error reply, with its code."""
 
-    def reply(self) -> Failure:
+    def reply(self) -> ErrorReply:
         """The error as it travels."""
-        return Failure(str(self))
+        return ErrorReply(str(self))
 
 
 SYNTAX: Final = "ERR syntax error"
@@ -55,7 +55,7 @@ SHOWN_BYTES_MAX: Final = 128
 WRONG_TYPE: Final = "WRONGTYPE Operation against a key holding the wrong kind of value"
 
 
-def describe(error: BaseException) -> Failure:
+def describe(error: BaseException) -> ErrorReply:
     """The error reply for an error of ours: what a client may do about it is its code."""
     match error:
         case CommandError():
@@ -73,8 +73,8 @@ def describe(error: BaseException) -> Failure:
         case FloodmarkError():
             code = "ERR"
         case _:
-            return Failure("ERR the server failed unexpectedly; its log says more")
-    return Failure(f"{code} {error}")
+            return ErrorReply("ERR the server failed unexpectedly; its log says more")
+    return ErrorReply(f"{code} {error}")
 
 
 def attempt(name: str, run: Callable[[], object]) -> object:
@@ -188,7 +188,7 @@ class CommandTable:
 TABLE: Final = CommandTable()
 
 
-def unknown_command(arguments: Arguments) -> Failure:
+def unknown_command(arguments: Arguments) -> ErrorReply:
     """The error for a command that is not in the table, as Redis words it: an argument ends at a NUL."""
     shown = b""
     for argument in arguments[1:]:
@@ -196,14 +196,14 @@ def unknown_command(arguments: Arguments) -> Failure:
             break
         shown += b"'%b' " % argument.partition(b"\0")[0][: SHOWN_BYTES_MAX - len(shown)]
     name = arguments[0].partition(b"\0")[0][:SHOWN_BYTES_MAX].decode(errors="replace")
-    return Failure(
+    return ErrorReply(
         f"ERR unknown command '{name}', with args beginning with: {shown.decode(errors='replace')}"
     )
 
 
-def wrong_arity(command: Command) -> Failure:
+def wrong_arity(command: Command) -> ErrorReply:
     """The error for too many or too few arguments, as Redis words it."""
-    return Failure(f"ERR wrong number of arguments for '{command.name.lower()}' command")
+    return ErrorReply(f"ERR wrong number of arguments for '{command.name.lower()}' command")
 
 
 def integer(argument: bytes, error: str = NOT_AN_INTEGER) -> int:

@@ -114,7 +114,7 @@ def _is_seal(row: WriteRow) -> bool:
     )
 
 
-class Observed:
+class NodeHistory:
     """All that was written, announced and acknowledged."""
 
     def __init__(self) -> None:
@@ -236,7 +236,7 @@ class NodesWorld:
         # In the middle of what nodes were taken over.
         self.taken_over = Counter[str]()
         self.time = SimulatedTime()
-        self.record = Observed()
+        self.record = NodeHistory()
         self.engine = SharedMemory(self)
         self.members = [Member(self, number + 1) for number in range(self.random.choice((1, 2, 2, 3, 3)))]
         self._pauses = self.random.choice((0.0, 0.01, 0.03, 0.1))
