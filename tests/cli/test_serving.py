@@ -2,6 +2,7 @@
 
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from urllib.request import urlopen
 
 import pytest
 from tests.cli.support import PROCESS_SECONDS_MAX, Server, run, run_process, running, serving
+from tests.server.certificates import make_certificates
 from tests.sizes import only
 
 from floodmark.model.format import FORMAT
@@ -175,3 +177,38 @@ def test_options_that_cannot_be_right_are_refused_and_the_site_is_let_go(
 def test_signal_that_comes_where_the_event_is_locked_is_heard_all_the_same() -> None:
     command = [sys.executable, "-c", CAUGHT_WAITING]
     assert subprocess.run(command, timeout=PROCESS_SECONDS_MAX, check=True).returncode == 0
+
+
+def ping(address: str, context: ssl.SSLContext | None = None) -> bytes:
+    """The answer to a PING over RESP, with TLS if there is a context; none if the connection fails."""
+    host, _, port = address.rpartition(":")
+    connection = socket.create_connection((host, int(port)), PROCESS_SECONDS_MAX)
+    try:
+        if context is not None:
+            connection = context.wrap_socket(connection, server_hostname="localhost")
+        connection.sendall(b"*1\r\n$4\r\nPING\r\n")
+        return connection.recv(100)
+    except (ssl.SSLError, ConnectionError):
+        return b""
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("relay", ["--relay", "--no-relay"])
+def test_logs_stay_json_where_tls_fails(directory: Path, tmp_path: Path, relay: str) -> None:
+    made = make_certificates(tmp_path / "certificates")
+    own, eve, ada = made.server, made.expired_client("eve"), made.client("ada")
+    distrustful = ssl.create_default_context(cafile=made.foreign_root_path)
+    expired, known = (ssl.create_default_context(cafile=made.root_path) for _ in range(2))
+    expired.load_cert_chain(eve.certificate_path, eve.key_path)
+    known.load_cert_chain(ada.certificate_path, ada.key_path)
+    tls = ("--tls-certificate", own.certificate_path, "--tls-key", own.key_path)
+    with serving(directory, *tls, "--tls-client-root", made.root_path, relay) as server:
+        for address in (server.ready["address"], server.ready["resp"]):
+            assert [ping(address, each) for each in (None, distrustful, expired)] == [b""] * 3
+        assert ping(server.ready["resp"], known) == b"+PONG\r\n"
+        server.process.terminate()
+        server.process.wait(PROCESS_SECONDS_MAX)
+        messages = [line["message"] for line in server.log]
+    assert messages[-1] == "stopped"
+    assert any("TLS failed" in message for message in messages) == (relay == "--relay")

@@ -13,9 +13,24 @@ import msgspec
 import pytest
 
 from floodmark.model.access import Role
-from floodmark.model.errors import InvalidConfiguration
+from floodmark.model.actions import Action
+from floodmark.model.errors import (
+    InvalidConfiguration,
+    InvalidKey,
+    NotAllowed,
+    NotAuthenticated,
+    OutcomeUnknown,
+    StorageFailed,
+)
 from floodmark.server.access import Caller
-from floodmark.server.logs import JsonFormatter, configure_logging, log_administration
+from floodmark.server.logs import (
+    JsonFormatter,
+    RefusedCallers,
+    auditing,
+    auditing_administration,
+    configure_logging,
+)
+from floodmark.testing.clock import SimulatedTime
 
 LOG = logging.getLogger("floodmark.site")
 
@@ -260,19 +275,47 @@ class Settings(msgspec.Struct):
 
 
 def test_administration_is_noted_with_who_did_what(lines: Lines) -> None:
-    log_administration(Caller("ada", Role.ADMIN), "split", {"namespace": "users", "key": b"m"})
+    with auditing_administration(Caller("ada", Role.ADMIN), "split", {"namespace": "users", "key": b"m"}):
+        assert lines.objects() == []
     (line,) = lines.objects()
     del line["time"]
     assert line == {
         "level": "info",
         "logger": "floodmark.audit",
-        "message": "ada: split",
+        "message": "ada: split: done",
         "site": "oslo",
         "caller": "ada",
         "role": "admin",
         "action": "split",
         "arguments": {"namespace": "users", "key": "m"},
+        "outcome": "done",
     }
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (NotAllowed("x"), "not_allowed"),
+        (OutcomeUnknown("x"), "unknown"),
+        (StorageFailed("x"), "retryable"),
+        (InvalidKey("x"), "refused"),
+        (KeyError("x"), "bug"),
+    ],
+)
+def test_administration_that_failed_is_noted_with_its_outcome(
+    lines: Lines, error: Exception, outcome: str
+) -> None:
+    with pytest.raises(type(error)), auditing_administration(Caller("ada", Role.ADMIN), "split", {}):
+        raise error
+    assert [line["outcome"] for line in lines.objects()] == [outcome]
+
+
+def test_what_lasts_is_noted_when_it_begins_and_when_it_ends(lines: Lines) -> None:
+    action = Action(Role.ADMIN, audited=True, lengthy=True, unsaid=("values",))
+    with auditing(Caller("ada", Role.ADMIN), "gc", action, {"values": b"x", "namespace": "users"}):
+        assert [line["outcome"] for line in lines.objects()] == ["begun"]
+    assert [line["outcome"] for line in lines.objects()] == ["begun", "done"]
+    assert [line["arguments"] for line in lines.objects()] == [{"namespace": "users"}] * 2
 
 
 def test_secrets_are_left_out_of_what_is_noted(lines: Lines) -> None:
@@ -284,7 +327,8 @@ def test_secrets_are_left_out_of_what_is_noted(lines: Lines) -> None:
         "settings": Settings("fields", "s3cret"),
         "deep": [[[[{"token": "s3cret"}]]]],
     }
-    log_administration(Caller("ada", Role.ADMIN), "replicate", arguments)
+    with auditing_administration(Caller("ada", Role.ADMIN), "replicate", arguments):
+        pass
     (line,) = lines.objects()
     assert "s3cret" not in lines.getvalue()
     assert line["arguments"] == {
@@ -295,6 +339,19 @@ def test_secrets_are_left_out_of_what_is_noted(lines: Lines) -> None:
         "settings": {"merge": "fields", "token": "(left out)"},
         "deep": [[["(list too deep to show)"]]],
     }
+
+
+def test_refused_callers_are_logged_once_a_second_and_counted_meanwhile(lines: Lines) -> None:
+    time = SimulatedTime()
+    refused = RefusedCallers(time)
+    for number in range(3):
+        refused.note(f"10.0.0.{number}:1", "put", NotAuthenticated("who is this?"))
+    time.advance(1_000)
+    refused.note("10.0.0.9:1", "resp.auth", NotAuthenticated("who is this?"))
+    assert [line["message"] for line in lines.objects()] == [
+        "refused a caller from 10.0.0.0:1 at put: who is this?",
+        "refused a caller from 10.0.0.9:1 at resp.auth: who is this?; 2 others since the last line",
+    ]
 
 
 def test_stderr_is_looked_up_when_logging_is_set_up(monkeypatch: pytest.MonkeyPatch) -> None:

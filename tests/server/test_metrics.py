@@ -19,6 +19,7 @@ from floodmark.feed.named.store import LocalFeedStore
 from floodmark.host.coordination import LocalTransactions
 from floodmark.host.ports import BatchUpdate, LogKind
 from floodmark.model.errors import (
+    InvalidConfiguration,
     InvalidKey,
     NotAuthenticated,
     OutcomeUnknown,
@@ -461,6 +462,14 @@ def test_the_expiry_of_a_file_is_that_of_its_first_certificate_to_expire(certifi
     assert first_expiry(valid) > now
     assert first_expiry(valid + expired) == LATER_BUT_STILL_LONG_AGO.timestamp()
     assert first_expiry(certificates.root) == first_expiry(certificates.foreign_root_path.read_bytes())
+
+
+@pytest.mark.parametrize(
+    "pem", [b"", b"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n", b"\xff"]
+)
+def test_a_file_without_a_certificate_is_refused(pem: bytes) -> None:
+    with pytest.raises(InvalidConfiguration):
+        first_expiry(pem)
 
 
 def test_a_server_with_tls_tells_when_its_certificates_expire(certificates: Certificates, site: Site) -> None:

@@ -182,6 +182,34 @@ def test_stranger_may_do_nothing(guarded: tuple[Site, Server]) -> None:
     assert [answer.split(b" ")[0] for answer in answers if answer] == [code for code, _ in requests]
 
 
+def test_refused_tokens_are_logged_without_the_token(
+    guarded: tuple[Site, Server], caplog: pytest.LogCaptureFixture
+) -> None:
+    _, server = guarded
+    # The log tells of one in a second.
+    server.service.refused._logged_at_ms = None
+    with raw(server) as connection:
+        connection.sendall(encode_request([b"AUTH", b"s3cret"]))
+        assert connection.recv(100).startswith(b"-WRONGPASS")
+        client = "{}:{}".format(*connection.getsockname())
+    (line,) = (record.getMessage() for record in caplog.records if "refused" in record.getMessage())
+    assert line.startswith(f"refused a caller from {client} at resp.auth: the token is not in")
+    assert "s3cret" not in line
+
+
+def test_killed_clients_are_audited_with_the_outcome(
+    guarded: tuple[Site, Server], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "floodmark.audit")
+    _, server = guarded
+    with raw(server) as victim, resp_client(server, password=token_of(Role.ADMIN)) as admin:
+        assert admin.execute_command("CLIENT", "KILL", "{}:{}".format(*victim.getsockname())) == b"OK"
+        with pytest.raises(redis.ResponseError, match="No such client"):
+            admin.execute_command("CLIENT", "KILL", "127.0.0.1:1")
+    said = [record.getMessage() for record in caplog.records if record.name == "floodmark.audit"]
+    assert said == ["admin: resp.client_kill: done", "admin: resp.client_kill: refused"]
+
+
 def test_roles_hold_as_over_flight(guarded: tuple[Site, Server]) -> None:
     site, server = guarded
     site.namespace("users").put(b"a", b"1")

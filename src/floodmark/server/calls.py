@@ -21,7 +21,7 @@ from floodmark.partition.commit.entering import check_key
 from floodmark.server.access import Caller
 from floodmark.server.data import Handler
 from floodmark.server.guard import check_position
-from floodmark.server.logs import log_action
+from floodmark.server.logs import auditing
 from floodmark.server.ownership import mark_of, owner_of, require_owner
 from floodmark.wire.messages import Method, port_methods
 
@@ -47,9 +47,13 @@ class _Call:
     def __call__(self, caller: Caller, request: Any) -> object:
         action = self._action
         arguments: Arguments = asdict(request)
-        role, audited = action.role, action.audited
         if action.exempt is not None and action.exempt.when(arguments):
-            role, audited = action.exempt.role, False
+            return self._run(caller, action.exempt.role, arguments)
+        with auditing(caller, self._method.name, action, arguments):
+            return self._run(caller, action.role, arguments)
+
+    def _run(self, caller: Caller, role: Role, arguments: Arguments) -> object:
+        action = self._action
         require_role(caller, role)
         self._host.require_here(action)
         _check_arguments(action, arguments)
@@ -61,8 +65,6 @@ class _Call:
             return None
         if action.owned is not None:
             arguments = self._as_owner(caller, action.owned, arguments)
-        if audited:
-            log_action(caller, self._method.name, action, arguments)
         result = self._call(caller, arguments)
         if action.shown_by is None:
             return result

@@ -6,6 +6,8 @@ from datetime import UTC, datetime
 from ssl import PEM_cert_to_DER_cert
 from typing import Final
 
+from floodmark.model.errors import InvalidConfiguration
+
 _PEM: Final = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 # The optional version of a certificate, and the two forms of a time.
 _VERSION: Final = 0xA0
@@ -15,7 +17,10 @@ _FORMS: Final = {0x17: "%y%m%d%H%M%SZ", 0x18: "%Y%m%d%H%M%SZ"}
 def first_expiry(pem: bytes) -> float:
     """The earliest moment at which a certificate of a PEM file expires, in unix seconds."""
     found = _PEM.findall(pem.decode("ascii", "replace"))
-    return min(_expiry(PEM_cert_to_DER_cert(each)) for each in found)
+    try:
+        return min(_expiry(PEM_cert_to_DER_cert(each)) for each in found)
+    except (ValueError, LookupError) as error:
+        raise InvalidConfiguration("a file of certificates has none that can be read; check it") from error
 
 
 def _expiry(der: bytes) -> float:

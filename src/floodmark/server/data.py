@@ -14,7 +14,7 @@ from floodmark.partition.commit.entering import check_keys
 from floodmark.server.access import Caller
 from floodmark.server.guard import AccessGuard, check_inside, check_position, check_size, check_version
 from floodmark.server.leases import Leases
-from floodmark.server.logs import log_action
+from floodmark.server.logs import auditing
 from floodmark.wire import messages
 from floodmark.wire.messages import (
     COMPARE_AND_SET,
@@ -184,8 +184,7 @@ class DataPlane:
         """What answers a call, and the part of it that checks."""
         fields = method.request.__struct_fields__
         is_read, has_since = "durable" not in fields, "since" in fields
-        name, audited, has_one_key = method.call, method.action.audited, "key" in fields
-        names_others = "among" in fields
+        name, has_one_key, names_others = method.call, "key" in fields, "among" in fields
         named = tuple(field for field in fields if field in ("durable", "link", "batch"))
         arguments = attrgetter(*(field for field in fields if field not in ("partition", *named)))
 
@@ -198,9 +197,6 @@ class DataPlane:
             partition = self._partition_of(caller, method, request.partition, keys)
             if has_since:
                 check_position(request.since)
-            if audited:
-                said = {"partition": request.partition, "keys": len(keys)}
-                log_action(caller, method.name, method.action, said)
             return partition
 
         def read(caller: Caller, request: Any) -> Any:
@@ -210,7 +206,12 @@ class DataPlane:
             options = {field: getattr(request, field) for field in named}
             return getattr(enter(caller, request), name)(*arguments(request), **options)
 
-        return (read if is_read else write), enter
+        def write_audited(caller: Caller, request: Any) -> Any:
+            said = {"partition": request.partition, "keys": len(request.keys)}
+            with auditing(caller, method.name, method.action, said):
+                return write(caller, request)
+
+        return (read if is_read else write_audited if method.action.audited else write), enter
 
     def _step(self, method: Method[Any]) -> Callable[[Caller, Any], Any]:
         fields = method.request.__struct_fields__[1:]

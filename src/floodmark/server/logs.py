@@ -6,29 +6,35 @@ Only the logger "floodmark" is configured: other loggers belong to the program t
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import islice
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
+from threading import Lock
 from typing import Final, TextIO
 
 import msgspec
 
+from floodmark.clock import TimeSource, monotonic_ms
 from floodmark.model.actions import Action
-from floodmark.model.errors import InvalidConfiguration
+from floodmark.model.errors import InvalidConfiguration, NotAuthenticated
 from floodmark.server.access import Caller
+from floodmark.server.counters import outcome_of
 
-CONTEXT: Final = ("site", "node", "partition", "feed", "caller", "role", "action", "arguments")
+CONTEXT: Final = ("site", "node", "partition", "feed", "caller", "role", "action", "arguments", "outcome")
 TEXT_CHARACTERS_MAX: Final = 1_000
 ITEMS_MAX: Final = 100
 DEPTH_MAX: Final = 4
+REFUSED_EVERY_MS: Final = 1_000
 
 _SECRETS: Final = ("token", "password", "secret", "credential", "authorization", "private", "tls_key")
 # Many readers of JSON keep numbers as floats and would round larger ones, such as versions.
 _EXACT_INTEGER_MAX: Final = 1 << 53
 
 _audit = logging.getLogger("floodmark.audit")
+_log = logging.getLogger("floodmark.server")
 
 
 class JsonFormatter(logging.Formatter):
@@ -96,25 +102,63 @@ def configure_logging(
     return undo
 
 
-def log_action(caller: Caller, name: str, action: Action, arguments: Mapping[str, object]) -> None:
-    """Note that a caller was let do what it asked for.  Arguments that hold values are left out."""
+class RefusedCallers:
+    """Logs callers whose token or certificate is refused: one a second, so that strangers do not fill it."""
+
+    def __init__(self, time_source: TimeSource = monotonic_ms) -> None:
+        self._time_source = time_source
+        self._lock = Lock()
+        self._logged_at_ms: int | None = None
+        self._others = 0
+
+    def note(self, address: str, action: str, error: NotAuthenticated) -> None:
+        """Log a refusal, with the number of those since the last line; or count it."""
+        with self._lock:
+            now_ms = self._time_source()
+            if self._logged_at_ms is not None and now_ms - self._logged_at_ms < REFUSED_EVERY_MS:
+                self._others += 1
+                return
+            others, self._others, self._logged_at_ms = self._others, 0, now_ms
+        more = f"; {others:,} others since the last line" if others else ""
+        _log.warning("refused a caller from %s at %s: %s%s", address, action, error, more)
+
+
+@contextmanager
+def auditing(
+    caller: Caller, name: str, action: Action, arguments: Mapping[str, object], *, lasts: bool = False
+) -> Iterator[None]:
+    """Log an audited action with its outcome when the block ends, and one that `lasts` when it begins, too.
+
+    Arguments that hold values, or may be secret, are left out.
+    """
+    if not action.audited:
+        yield
+        return
     said = {key: value for key, value in arguments.items() if key not in action.unsaid}
-    log_administration(caller, name, said)
+    with auditing_administration(caller, name, said, lasts=lasts or action.lengthy):
+        yield
 
 
-def log_administration(caller: Caller, action: str, arguments: Mapping[str, object]) -> None:
-    """Note who has done what to the site.  Arguments that may be secret are left out."""
-    _audit.info(
-        "%s: %s",
-        caller.name,
-        action,
-        extra={
-            "caller": caller.name,
-            "role": str(caller.role),
-            "action": action,
-            "arguments": arguments,
-        },
-    )
+@contextmanager
+def auditing_administration(
+    caller: Caller, action: str, arguments: Mapping[str, object], *, lasts: bool = False
+) -> Iterator[None]:
+    """`auditing` of an act that no port declares."""
+
+    def log(outcome: str) -> None:
+        said = {"caller": caller.name, "role": str(caller.role), "action": action, "arguments": arguments}
+        _audit.info("%s: %s: %s", caller.name, action, outcome, extra={**said, "outcome": outcome})
+
+    if lasts:
+        log("begun")
+    failure: BaseException | None = None
+    try:
+        yield
+    except BaseException as error:
+        failure = error
+        raise
+    finally:
+        log(outcome_of(failure))
 
 
 def _open_handler(stream: TextIO | Path | None) -> logging.Handler:

@@ -151,7 +151,7 @@ class Relay:
             try:
                 # Not `sock_accept`, which loses the client where it is cancelled.
                 await self._wait_for_client()
-                client, _ = self._listening.accept()
+                client, address = self._listening.accept()
             except BlockingIOError:
                 self._places.release()
                 continue
@@ -163,7 +163,7 @@ class Relay:
                 continue
             client.setblocking(False)
             self._clients.add(client)
-            task = self._loop.create_task(self._connect(client))
+            task = self._loop.create_task(self._connect(client, Visitor("{}:{}".format(*address), None)))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -175,8 +175,8 @@ class Relay:
         finally:
             self._loop.remove_reader(self._listening)
 
-    async def _connect(self, client: socket.socket) -> None:
-        connection = _Connection(self, self._places.release)
+    async def _connect(self, client: socket.socket, visitor: Visitor) -> None:
+        connection = _Connection(self, visitor, self._places.release)
         try:
             async with asyncio.timeout(self.newcomer_seconds):
                 client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -187,7 +187,8 @@ class Relay:
                     ssl_handshake_timeout=None if self._tls is None else self.newcomer_seconds,
                 )
                 await self._loop.create_connection(lambda: connection.back, _LOCAL, self._target)
-        except (OSError, TimeoutError):
+        except (OSError, TimeoutError) as error:
+            connection.report_tls(error)
             connection.abort()
             client.close()
             self._clients.discard(client)
@@ -229,8 +230,9 @@ class _Side(asyncio.Protocol):
     def eof_received(self) -> bool:
         return False
 
-    def connection_lost(self, _error: Exception | None) -> None:
+    def connection_lost(self, error: Exception | None) -> None:
         self._connection.transports.discard(self.transport)
+        self._connection.report_tls(error)
         self._connection.part()
 
     def pause_writing(self) -> None:
@@ -247,10 +249,10 @@ class _Side(asyncio.Protocol):
 class _Connection:
     """A client and gRPC, side by side."""
 
-    def __init__(self, relay: Relay, give_place_back: Callable[[], None]) -> None:
+    def __init__(self, relay: Relay, visitor: Visitor, give_place_back: Callable[[], None]) -> None:
         self.front = _Side(self._from_client, self)
         self.back = _Side(self._from_server, self)
-        self.visitor = Visitor("", None)
+        self.visitor = visitor
         # Whether both ends are there, and whether the client has shown who it is.
         self.is_begun = self.is_admitted = False
         self.transports = relay.transports
@@ -268,8 +270,7 @@ class _Connection:
         """Pass on what comes, now that both ends are there."""
         self._forget = forget
         transport = self.front.transport
-        host, port = transport.get_extra_info("peername")[:2]
-        self.visitor = Visitor(f"{host}:{port}", name_in(transport.get_extra_info("peercert")))
+        self.visitor = self.visitor._replace(certificate=name_in(transport.get_extra_info("peercert")))
         if self._is_over or transport.is_closing():
             self.abort()
             return
@@ -299,6 +300,11 @@ class _Connection:
                 if side.transport is not None and not side.transport.is_closing():
                     side.transport.close()
                     asyncio.get_running_loop().call_later(_PARTING_SECONDS, side.transport.abort)
+
+    def report_tls(self, error: BaseException | None) -> None:
+        """Report a client that TLS has failed with, or that does not trust this server."""
+        if isinstance(error, ssl.SSLError):
+            self._relay.report_cut(self.visitor, f"TLS failed: {error.reason or error}")
 
     def abort(self) -> None:
         """Cut both ends."""

@@ -21,6 +21,7 @@ from floodmark.server.counters import ServerMetrics
 from floodmark.server.data import DataPlane, Handler
 from floodmark.server.guard import AccessGuard, check_size
 from floodmark.server.leases import Leases
+from floodmark.server.logs import RefusedCallers
 from floodmark.server.memory import FreedMemory, keep_little
 from floodmark.server.relay import Relay
 from floodmark.server.stalled import STALL_SECONDS, Watchdog
@@ -68,8 +69,16 @@ class Service(flight.FlightServerBase):
             on_look=(self.leases.expire, memory.give_back_if_due),
         )
         headers = Headers()
+        self.refused = RefusedCallers(time_source)
         self._reception = Reception(
-            headers, access, self.metrics, self.watchdog, self.gate, monotonic_ms=time_source, relay=relay
+            headers,
+            access,
+            self.metrics,
+            self.watchdog,
+            self.gate,
+            refused=self.refused,
+            monotonic_ms=time_source,
+            relay=relay,
         )
         self.places = StreamPlaces(streams_max, streams_per_caller_max, on_end=memory.note_much_used)
         self._streams = Streams(host, guard, monotonic_ms=time_source)

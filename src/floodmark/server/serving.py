@@ -7,7 +7,7 @@ the site.  A write is either finished and acknowledged or was never begun.
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ssl import SSLContext
 from threading import Lock, Thread
@@ -136,7 +136,6 @@ class Server:
                 insecure=options.insecure,
             )
         self._site = site
-        self._expiries = _read_expiries(options)
         self._lock = Lock()
         self._closed = False
         self._relay = _open_relay(listen, options)
@@ -149,7 +148,8 @@ class Server:
         try:
             site.host.advertise(options.advertise or self.url, _peer_credentials(options))
             if options.metrics_listen is not None:
-                self._health = self._serve_health(parse_listen(options.metrics_listen))
+                expiries = _read_expiries(options)
+                self._health = self._serve_health(parse_listen(options.metrics_listen), expiries)
             if options.resp_listen is not None:
                 self._door = _open_door(site, access, options, self.service, self.address)
                 if self._door.address[0] in (listen.host, "", *WILDCARDS):
@@ -212,8 +212,8 @@ class Server:
 
     # Health
 
-    def _serve_health(self, listen: Listen) -> HealthServer:
-        page = MetricsPage(self._site, self.service.metrics, self._expiries)
+    def _serve_health(self, listen: Listen, expiries: Mapping[str, float]) -> HealthServer:
+        page = MetricsPage(self._site, self.service.metrics, expiries)
         return HealthServer(
             listen.host,
             listen.port,
@@ -314,6 +314,7 @@ def _open_door(
         access,
         service.metrics,
         service.handlers.values(),
+        refused=service.refused,
         tls=tls,
         stall_seconds=options.stall_seconds,
     )

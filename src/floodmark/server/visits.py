@@ -25,6 +25,7 @@ from floodmark.model.errors import (
 )
 from floodmark.server.access import Access, Caller
 from floodmark.server.counters import ServerMetrics, outcome_of
+from floodmark.server.logs import RefusedCallers
 from floodmark.server.relay import Relay
 from floodmark.server.stalled import Activity, Watchdog
 from floodmark.wire.errors import to_flight_error
@@ -211,10 +212,12 @@ class Reception:
         watchdog: Watchdog,
         gate: Gate,
         *,
+        refused: RefusedCallers,
         monotonic_ms: TimeSource,
         relay: Relay | None = None,
     ) -> None:
         self._relay = relay
+        self._refused = refused
         self._headers = headers
         self._access = access
         self._metrics = metrics
@@ -239,7 +242,7 @@ class Reception:
         except FloodmarkError as error:
             failure = error
             if isinstance(error, NotAuthenticated):
-                _log.warning("refused a caller from %s at %s: %s", context.peer(), action, error)
+                self._refused.note(self._address(context.peer()), action, error)
             raise to_flight_error(error) from None
         except GeneratorExit:
             # The client has gone, or has read as much as it wanted.
@@ -253,6 +256,11 @@ class Reception:
             raise to_flight_error(unexpected(writes=writes)) from None
         finally:
             self._metrics.request(action, monotonic_seconds() - started, outcome_of(failure))
+
+    def _address(self, peer: str) -> str:
+        """Where a client is: gRPC takes the relay for it."""
+        visitor = None if self._relay is None else self._relay.find(peer)
+        return peer if visitor is None else visitor.address
 
 
 @contextmanager

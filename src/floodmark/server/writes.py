@@ -21,7 +21,7 @@ from floodmark.server.calls import require_role
 from floodmark.server.counters import ServerMetrics
 from floodmark.server.data import WRITE_BYTES_MAX
 from floodmark.server.guard import AccessGuard, check_size
-from floodmark.server.logs import log_action
+from floodmark.server.logs import auditing
 from floodmark.server.visits import ClientGone, Visit, unexpected, waiting
 from floodmark.wire.columns import PAIRS, decode_columns, require_pairs
 from floodmark.wire.errors import describe_error
@@ -43,10 +43,12 @@ class WriteService:
         """Take batches until there are no more."""
         if not reader.schema.equals(PAIRS):
             raise InvalidArgument("a stream of writes has two columns of bytes without nulls, key and value")
-        action = declared(type(command))
-        require_role(visit.caller, action.role)
-        if action.audited:
-            log_action(visit.caller, f"stream.{type(command).__struct_config__.tag}", action, {})
+        action, name = declared(type(command)), f"stream.{type(command).__struct_config__.tag}"
+        with auditing(visit.caller, name, action, {}, lasts=True):
+            require_role(visit.caller, action.role)
+            self._serve(visit, command, reader, writer)
+
+    def _serve(self, visit: Visit, command: StreamCommand, reader: Any, writer: Any) -> None:
         answered = 0
         try:
             with closing(self._host.write_stream(command)) as stream:

@@ -26,6 +26,7 @@ from floodmark.model.limits import NEWCOMERS_MAX, RESP_CONNECTIONS_MAX
 from floodmark.server.access import Access
 from floodmark.server.counters import OTHER, RequestTally, ServerMetrics
 from floodmark.server.data import Handler
+from floodmark.server.logs import RefusedCallers
 from floodmark.server.relay import name_in
 from floodmark.server.resp.calls import CallFailure, find_calls
 from floodmark.server.resp.commands import COMMANDS
@@ -71,10 +72,12 @@ class RespDoor:
         metrics: ServerMetrics,
         handlers: Iterable[Handler],
         *,
+        refused: RefusedCallers,
         tls: SSLContext | None,
         stall_seconds: float,
     ) -> None:
         self.spaces = spaces
+        self.refused = refused
         self.groups: UseGroup = (groups := Groups(spaces.site, spaces.host.node.number))
         self._close_groups = groups.close
         self.access = access
@@ -138,7 +141,12 @@ class RespDoor:
 
     def _listen(self) -> Coroutine[Any, Any, asyncio.AbstractServer]:
         return self._loop.create_server(
-            lambda: RespConnection(self, name_in), sock=self._listening, ssl=self._tls, backlog=_BACKLOG
+            lambda: RespConnection(self, name_in),
+            sock=self._listening,
+            ssl=self._tls,
+            # An idle client does not answer the last message of TLS.
+            ssl_shutdown_timeout=None if self._tls is None else FLUSH_SECONDS,
+            backlog=_BACKLOG,
         )
 
     async def _stop(self, timeout_seconds: float) -> None:

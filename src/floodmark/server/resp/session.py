@@ -9,6 +9,7 @@ from floodmark.model.errors import NamespaceNotFound, NotAuthenticated
 from floodmark.model.version import Version
 from floodmark.server.access import Access, Caller
 from floodmark.server.counters import ServerMetrics
+from floodmark.server.logs import RefusedCallers
 from floodmark.server.resp.records import CommandRecords, Space, Spaces
 from floodmark.server.resp.table import Arguments, Command, describe
 from floodmark.wire.resp import RESP2
@@ -58,6 +59,7 @@ class DoorParts(Protocol):
     groups: UseGroup
     access: Access
     metrics: ServerMetrics
+    refused: RefusedCallers
     port: int
     # The time that ages are measured by.
     now_ms: int
@@ -127,7 +129,8 @@ class Session:
         if self.caller is not None:
             try:
                 caller = self.door.access.authenticate(self._token, self._certificate)
-            except NotAuthenticated:
+            except NotAuthenticated as error:
+                self.door.refused.note(self.address, "resp", error)
                 self.caller = self.records = None
                 return
             if caller is not self.caller:

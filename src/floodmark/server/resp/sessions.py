@@ -5,9 +5,9 @@ from importlib.metadata import version as installed_version
 from typing import Any, Final
 
 from floodmark.model.access import Role
-from floodmark.model.errors import NotAuthenticated
+from floodmark.model.errors import InvalidArgument, NotAuthenticated
 from floodmark.model.limits import RESP_CONNECTIONS_MAX, VALUE_BYTES_MAX
-from floodmark.server.logs import log_administration
+from floodmark.server.logs import auditing_administration
 from floodmark.server.resp.session import QueuedCommands, Session
 from floodmark.server.resp.table import (
     SYNTAX,
@@ -94,6 +94,7 @@ def _authenticate(session: Session, user: bytes, token: bytes) -> None:
             session.revoke(before)
             raise NotAuthenticated("the token is not that of the user")
     except NotAuthenticated as error:
+        session.door.refused.note(session.address, "resp.auth", error)
         raise CommandError(
             f"WRONGPASS invalid username-password pair or user is disabled. ({error})"
         ) from None
@@ -207,16 +208,13 @@ def _kill(session: Session, rest: Arguments) -> object:
         == (each.caller.name if each.caller else "")
         and not (skips and each is session)
     ]
-    log_administration(
-        session.caller, "resp.client_kill", {name.decode().lower(): value for name, value in wanted.items()}
-    )
-    for each in found:
-        session.door.end(each)
-    if len(rest) > 1:
-        return len(found)
-    if not found:
-        raise CommandError("ERR No such client")
-    return OK
+    said = {name.decode().lower(): value for name, value in wanted.items()}
+    with auditing_administration(session.caller, "resp.client_kill", said):
+        for each in found:
+            session.door.end(each)
+        if not found and len(rest) == 1:
+            raise InvalidArgument("No such client")
+    return OK if len(rest) == 1 else len(found)
 
 
 # The server

@@ -106,7 +106,6 @@ class Command:
     handler: Handler
     role: Role | None = None
     keys: tuple[int, int, int] = (0, 0, 0)
-    audited: bool = False
     is_open: bool = False
     is_quick: bool = False
     is_queued: bool = False
