@@ -29,7 +29,6 @@ CLASS_METHODS_KNOWN = {
     "ChangeContract": 31,
     "EngineContract": 41,
     "History": 27,
-    "LocalPartition": 36,
     "Site": 31,
     "StreamContract": 30,
     "World": 29,

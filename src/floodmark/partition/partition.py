@@ -51,12 +51,11 @@ from floodmark.partition.commit.merging import (
 )
 from floodmark.partition.commit.repairing import find_rows, write_where_seen
 from floodmark.partition.committer import Committer, moved
+from floodmark.partition.conditional import ConditionalCommits
 from floodmark.partition.deciding import Serving, commit_copies, commit_decided
 from floodmark.partition.families import DATA
 from floodmark.partition.floors import Announced
 from floodmark.partition.heat import Heat
-from floodmark.partition.prepared.settling import SETTLES_MAX
-from floodmark.partition.prepared.writes import OpenWrite, conflict
 from floodmark.partition.preparing import PreparingPartition
 from floodmark.partition.read.records import (
     find_stored,
@@ -105,6 +104,7 @@ class LocalPartition(PreparingPartition):
         self._entrance = entrance
         # The partitions of the node, with which this one commits together.
         self._serving = serving
+        self._conditional = ConditionalCommits(self, committer)
         self._announced = Announced()
 
     # Reads
@@ -270,7 +270,7 @@ class LocalPartition(PreparingPartition):
         def decide(mint: Mint) -> Writes | None:
             return self._merged(writes, write_at(mint(), self._site_id))
 
-        return self._commit_decided(decide, durable=durable)[0]
+        return self._conditional.run(decide, durable=durable).version
 
     def compare_and_set(self, key: bytes, expected: bytes | None, value: bytes, *, durable: bool) -> Version:
         writes = self._enter([key], [value], WriteKind.WRITE)
@@ -280,7 +280,7 @@ class LocalPartition(PreparingPartition):
                 return None
             return self._merged(writes, write_at(mint(), self._site_id)) if is_state(value) else writes
 
-        return self._commit_decided(decide, durable=durable, on=(key,))[0]
+        return self._conditional.run(decide, durable=durable, on=(key,)).version
 
     def write(
         self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool, batch: bool = False
@@ -305,45 +305,6 @@ class LocalPartition(PreparingPartition):
     def _merged(self, writes: Writes, merge: Merge) -> Writes | None:
         return merge_writes(self._engine, writes, self.limits, merge)
 
-    def _commit_decided(
-        self, decide: Decide, *, durable: bool, on: Sequence[bytes] | None = None
-    ) -> tuple[Version, int]:
-        """Run a conditional commit: its version, and the number of keys that it wrote.
-
-        Prepared writes on the keys `on` are settled first, since the decision depends on these keys.
-        """
-        commit = self._commit_settled(decide, durable=durable, on=on)
-        if commit.writes is None:
-            return 0, 0
-        return commit.version, len(commit.writes.keys)
-
-    def _commit_settled(self, decide: Decide, *, durable: bool, on: Sequence[bytes] | None) -> Commit:
-        for _ in range(SETTLES_MAX):
-            commit, blocking = self._try_commit(decide, on, durable=durable)
-            if not blocking:
-                return commit
-            self._settle(blocking)
-        raise conflict(blocking[0])
-
-    def _try_commit(
-        self, decide: Decide, on: Sequence[bytes] | None, *, durable: bool
-    ) -> tuple[Commit, list[OpenWrite]]:
-        """Run a commit unless prepared writes conflict with it: the commit, and the conflicts."""
-        blocking: list[OpenWrite] = []
-
-        def decide_settled(mint: Mint) -> Writes | None:
-            writes = decide(mint)
-            if self._prepared.floor is not None:
-                if on is not None:
-                    blocking.extend(self._prepared.on(on))
-                elif writes is not None:
-                    blocking.extend(self._prepared.on_crowded(writes, self.limits))
-            return None if blocking else writes
-
-        commit = Commit(self, None, durable=durable, decide=decide_settled)
-        self._committer.commit(commit)
-        return commit, blocking
-
     def apply(
         self,
         keys: Sequence[bytes],
@@ -355,10 +316,10 @@ class LocalPartition(PreparingPartition):
         if keys and not all(map(self.range.contains, ends_of(keys))):
             return commit_copies(self._committer, self._serving, keys, values, link, durable=durable)
         decide = _admitted(self._entrance, link, self.copying(keys, values))
-        return self._commit_decided(decide, durable=durable)[0]
+        return self._conditional.run(decide, durable=durable).version
 
     def load(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
-        return self._commit_decided(self.copying(keys, values, loaded=True), durable=durable)[0]
+        return self._conditional.run(self.copying(keys, values, loaded=True), durable=durable).version
 
     def copying(self, keys: Sequence[bytes], values: Sequence[bytes], *, loaded: bool = False) -> Decide:
         """A commit of copies of other sites' records, checked, with the clock moved past their stamps."""
@@ -389,7 +350,7 @@ class LocalPartition(PreparingPartition):
         self._committer.observe(stamp_version(max(find_origins(writes.values))))
         versions = dict(zip(keys, seen, strict=True))
         decide = write_where_seen(self._engine, writes, [versions[key] for key in writes.keys], self._site_id)
-        commit = self._commit_settled(decide, durable=True, on=writes.keys)
+        commit = self._conditional.run(decide, durable=True, on=writes.keys)
         return [] if commit.writes is None else list(commit.writes.keys)
 
     def put_unchanged(
@@ -407,7 +368,8 @@ class LocalPartition(PreparingPartition):
             newest = newest_stamps(self._engine, writes.prefixes, self._site_id)
             return writes.only([stamp <= unchanged for stamp in newest])
 
-        return self._commit_decided(decide, durable=durable, on=writes.keys)[1]
+        commit = self._conditional.run(decide, durable=durable, on=writes.keys)
+        return 0 if commit.writes is None else len(commit.writes.keys)
 
     def resolved_version(self) -> Version:
         # Not the node's: a partition that came with prepared writes is behind the others.
