@@ -291,6 +291,46 @@ def test_the_heartbeats_of_a_node_that_joined_and_left_unseen_are_counted(oslo: 
     assert checks.checked > before.checked
 
 
+def test_seals_by_clocks_that_are_ahead_hold_no_heartbeat_back(oslo: Oslo) -> None:
+    behind = oslo.cluster.cluster.nodes[2]
+    oslo.cluster.cluster.offsets[behind.number] = -100
+    oslo.dead = {behind.number}
+    written = oslo.put(b"zoe")
+    for _ in range(4):
+        oslo.beat()
+        oslo.move(b"ada", 1)
+        behind.tick()
+        behind.node.heartbeat()
+    last = last_beat(oslo.cluster.cluster.engine, NODE)
+    assert last is not None
+    assert last.through > written
+
+
+def test_a_restart_below_the_seal_of_a_log_loses_no_count(oslo: Oslo) -> None:
+    """The seal has counted its log, and a write that is prepared beside it holds the heartbeats back."""
+    owner = oslo.cluster.cluster.nodes[1]
+    for shared in oslo.cluster.cluster.nodes:
+        shared.node.settle_by(lambda _: Fate(Decision.UNDECIDED))
+    stage = Stage(oslo)
+    oslo.beat(3)
+    before = stage.read()
+    key = oslo.qualify(b"ken")
+    owner.node.reshaping.split(oslo.qualify(b"m"))
+    oslo.beat()
+    oslo.cluster.cluster.time.advance(BEAT_MS)
+    version = owner.node.map.route(key).prepare("t1", [key], [encode_value(b"prepared")])
+    oslo.cluster.cluster.time.advance(BEAT_MS)
+    oslo.put(b"nat")
+    owner.node.reshaping.split(oslo.qualify(b"n"))
+    oslo.beat()
+    oslo.restart(2)
+    assert oslo.cluster.nodes[0].map.route(key).commit_prepared("t1", version)
+    oslo.beat(3)
+    checks = stage.read()
+    assert (checks.findings, checks.unchecked) == ((), before.unchecked)
+    assert checks.checked > before.checked
+
+
 def test_heartbeats_do_not_go_back_when_the_last_was_trimmed(oslo: Oslo) -> None:
     """A single node's heartbeats end at any version, those of several at common ones, which may be lower."""
     nodes = [shared.node for shared in oslo.cluster.cluster.nodes]

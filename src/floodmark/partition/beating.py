@@ -82,12 +82,15 @@ class Heartbeats:
     def _find_end(self, resolved: Version) -> Version:
         """The version through which the next heartbeat counts: one at which those of other nodes end too.
 
-        It does not lie below the seal of a log, whose heartbeat has counted all changes up to there.  A
-        prepared write may hold the resolved version back that long; until then the last heartbeat stands.
+        On an engine that is not shared, readers see the heartbeat itself: it does not end below the seal of a
+        log, whose heartbeat has counted all changes up to there.  A prepared write may hold the resolved
+        version back that long; until then the last heartbeat stands.  `LogAccount.may_end` holds this rule
+        for several nodes.
         """
-        if any(log.sealed_at is not None and log.sealed_at > resolved for log in self._node.logs):
+        node = self._node
+        if not node.number and any(log.sealed_at and log.sealed_at > resolved for log in node.logs):
             return self._counted_through
-        is_alone = all(row.node == self._node.number for row in self._node.rows)
+        is_alone = all(row.node == node.number for row in node.rows)
         # A partition that came with prepared writes holds the resolved version back, and is counted apart.
         return max(resolved if is_alone else align(resolved), self._counted_through)
 

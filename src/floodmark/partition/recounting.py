@@ -135,7 +135,7 @@ def _is_accounted(engine: Engine, log: LogRow, node: int, through: Version) -> b
     if log.sealed_at is None or log.sealed_at <= through:
         return True
     beat = last_beat(engine, log.id, log.sealed_at)
-    return beat is not None and (beat.node != node or beat.since == through)
+    return beat is not None and (beat.node != node or 0 < beat.since <= through)
 
 
 def _look_up_values(engine: Engine, row: CommitRow, version: Version) -> list[bytes]:
