@@ -1,5 +1,6 @@
 """Several nodes of one site in one process, on one engine and under one time."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -17,6 +18,7 @@ from floodmark.partition import FAMILIES, LocalPartition
 from floodmark.partition.layout import load_partitions
 from floodmark.partition.membership import BEAT_MS, DEAD_MS, SharedNode
 from floodmark.routing import Router
+from floodmark.routing.batches import ask_fate
 from floodmark.site import Site
 from floodmark.testing.clock import SimulatedTime
 
@@ -107,6 +109,9 @@ class ClusterNodes:
         if keeper is None:
             raise NotKeeper("no node keeps the site")
         return keeper.transactions.fate(transaction)
+
+    def batch_fate(self, batch: str, siblings: Sequence[bytes]) -> Fate:
+        return ask_fate(lambda key, operation: operation(self.map.route(key)), batch, siblings)
 
 
 class SiteCluster:

@@ -13,7 +13,7 @@ looked: else the next keeper may have begun that transaction, and may commit it.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import timedelta
 from threading import Lock, Thread
@@ -120,7 +120,7 @@ class LocalTransactions:
         self._closed = False
         self.coordinators: Mapping[int, TransactionCoordinator] = {}
         self._threads: list[Thread] = []
-        node.settle_by(self._settle)
+        node.settle_by(self._settle, self._settle_batch)
         subscriptions.settle_by(self._settle)
         if not keeps:
             return
@@ -207,6 +207,13 @@ class LocalTransactions:
         """The fate, of this node's coordinators or the keeper's; undecided as long as none can tell."""
         try:
             return self.fate(transaction) if self._keeps else self._nodes.fate(transaction)
+        except Retryable:
+            return Fate(Decision.UNDECIDED)
+
+    def _settle_batch(self, batch: str, siblings: Sequence[bytes]) -> Fate:
+        """How an atomic batch ends; undecided as long as one of its partitions cannot tell."""
+        try:
+            return self._nodes.batch_fate(batch, siblings)
         except Retryable:
             return Fate(Decision.UNDECIDED)
 

@@ -21,11 +21,15 @@ def takeover_backoff() -> Backoff:
 
 
 class NodeMaps:
-    """The partitions of the whole site: this node's own, and those of other nodes behind their servers."""
+    """The partitions of the whole site: this node's own, and those of other nodes behind their servers.
 
-    def __init__(self, shared: SharedNode, peers: Peers) -> None:
+    With `quick`, a call of another node waits for at most `ASK_SECONDS`.
+    """
+
+    def __init__(self, shared: SharedNode, peers: Peers, *, quick: bool = False) -> None:
         self._shared = shared
         self._peers = peers
+        self._connection = peers.quick if quick else peers.at
         self._known: tuple[object, object, PartitionMap[Partition]] = (None, None, PartitionMap((), ()))
 
     @property
@@ -44,7 +48,7 @@ class NodeMaps:
                     # If it is of another node, it refuses with `PartitionMoved`.
                     partitions.append(partition)
                 else:
-                    connection = self._peers.at(owner)
+                    connection = self._connection(owner)
                     partitions.append(
                         RemotePartition(connection, partition.id, partition.range, partition.limits)
                     )

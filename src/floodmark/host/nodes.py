@@ -13,6 +13,7 @@ The module loads Flight, by which nodes call each other.
 
 import logging
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
 from threading import Event, Lock, Thread
@@ -31,6 +32,7 @@ from floodmark.host.ports import PORTS, Host, PeerCommands, PeerCredentials, Pee
 from floodmark.host.remote import RemoteNamespaces
 from floodmark.host.statistics import NodeCounters
 from floodmark.model.actions import Action
+from floodmark.model.batch import mint_batch
 from floodmark.model.errors import (
     FloodmarkError,
     InvalidConfiguration,
@@ -44,7 +46,7 @@ from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version, physical_ms
 from floodmark.partition.fencing import highest_ceiling, load_keeper
 from floodmark.partition.membership import BEAT_MS, SharedNode, claim, drained_nodes
-from floodmark.routing import Router
+from floodmark.routing import BatchWriter, Router
 from floodmark.wire import RemoteCalls, port_methods
 from floodmark.wire.address import parse_address
 from floodmark.wire.changes import resume_changes
@@ -58,6 +60,8 @@ RETIRE_SECONDS: Final = 5.0
 # How long a node that is asked to stop gives partitions away.
 LEAVE_SECONDS: Final = 5.0
 LINGER_SECONDS: Final = 0.5
+# Calls of other nodes at once for all atomic batches that this node writes; more wait.
+BATCH_CALLS_MAX: Final = 32
 
 _log = logging.getLogger("floodmark.site")
 
@@ -134,7 +138,13 @@ class NodeHost(Host):
         self._peers = Peers(self.peer_token)
         self.others = OtherNodes(self.shared, self._peers, elapsed_source)
         maps = NodeMaps(self.shared, self._peers)
-        self.router = Router(maps, self.shared.entrance, moves=partial(NodeMoves, maps, self._stopping))
+        self._calls = ThreadPoolExecutor(BATCH_CALLS_MAX, thread_name_prefix="floodmark-batch")
+        self.router = Router(
+            maps,
+            self.shared.entrance,
+            moves=partial(NodeMoves, maps, self._stopping),
+            batches=BatchWriter(lambda: mint_batch(self.physical_ms()), self._calls),
+        )
         for port in PORTS:
             methods = port_methods(port.protocol, port.prefix).values()
             setattr(self, port.attribute, RemoteCalls(partial(self.call, port.attribute), methods))
@@ -212,6 +222,7 @@ class NodeHost(Host):
             (self._stopping, seconds, self.beat),
             (self._due, seconds, self.watch),
             (self._stopping, FOLLOW_SECONDS, self.follow),
+            (self._stopping, seconds, self.others.forget),
         ):
             thread = Thread(
                 target=_repeat,
@@ -389,6 +400,7 @@ class NodeHost(Host):
             self._closed = True
         for thread in self._threads:
             thread.join(RETIRE_SECONDS)
+        self._calls.shutdown(wait=False, cancel_futures=True)
         self._peers.close()
         self._host.close()
 

@@ -15,6 +15,7 @@ about them.  The others have copies, and each table says how old a copy may be:
 A new keeper builds its tables anew from the engine, after it has the lease.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from floodmark.feed import SafePoints
@@ -43,6 +44,9 @@ class SiteNodes(Protocol):
     def fate(self, transaction: str) -> Fate:
         """What the keeper says about a transaction; raises if it cannot be asked."""
 
+    def batch_fate(self, batch: str, siblings: Sequence[bytes]) -> Fate:
+        """How a batch ends (`ask_fate`); raises if one of its partitions cannot be asked."""
+
 
 class OneNode:
     """The nodes of a site whose engine is not shared."""
@@ -58,6 +62,9 @@ class OneNode:
 
     def fate(self, transaction: str) -> Fate:
         raise AssertionError("a site of one process asks its own coordinators")
+
+    def batch_fate(self, batch: str, siblings: Sequence[bytes]) -> Fate:
+        raise AssertionError("in a site of one process a batch is one commit, and is never prepared")
 
 
 class SiteParts:

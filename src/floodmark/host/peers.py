@@ -60,13 +60,17 @@ class Peers:
         """The connection to a node.  Raises Unreachable if its URL is not known."""
         return self._calls.at(self._url(node))
 
+    def quick(self, node: int) -> Connection:
+        """`at`, for calls that wait for at most `ASK_SECONDS`."""
+        return self._asks.at(self._url(node))
+
     def port(self, node: int) -> PeerPort:
         """The port of a node to the others.  Raises Unreachable if its URL is not known."""
         return cast(PeerPort, RemoteCalls(self.at(node).call, _METHODS.values()))
 
     def versions(self, node: int) -> PeerVersions:
         """The versions of a node, within `ASK_SECONDS`."""
-        return self._asks.at(self._url(node)).call(PEER_VERSIONS)
+        return self.quick(node).call(PEER_VERSIONS)
 
     def _url(self, node: int) -> str:
         url = self.urls.get(node)

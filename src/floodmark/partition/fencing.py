@@ -50,12 +50,13 @@ from floodmark.partition.families import (
     TOPOLOGY,
 )
 from floodmark.partition.layout import read_metadata
+from floodmark.partition.prepared.outcomes import BATCHES
 from floodmark.partition.prepared.writes import PREPARED
 
 # What nodes write for themselves and their partitions; all other metadata belongs to the keeper.
 _OF_NODES: Final = (
     *(BEAT, CEILING, EXPIRING, EXPIRING_INDEXED, FENCE, KEEPER, LOGS),
-    *(NEXT_ID, PARTITIONS, PREPARED),
+    *(BATCHES, NEXT_ID, PARTITIONS, PREPARED),
 )
 _RAISING: Final = (CATALOG, INCARNATION, TOPOLOGY)
 

@@ -1,5 +1,6 @@
 """From keys to the partitions that serve them, in this process or behind a server."""
 
+from floodmark.routing.batches import BatchWriter
 from floodmark.routing.router import Router, partly_done
 
-__all__ = ["Router", "partly_done"]
+__all__ = ["BatchWriter", "Router", "partly_done"]

@@ -18,7 +18,6 @@ from floodmark.columns.pairs import Pairs
 from floodmark.model.errors import (
     CommitTooLarge,
     FloodmarkError,
-    InvalidArgument,
     PartitionMoved,
     PartlyDone,
     Retryable,
@@ -28,6 +27,7 @@ from floodmark.model.ranges import KeyRange, after
 from floodmark.model.record import Versioned
 from floodmark.model.version import Version
 from floodmark.partition.commit.entering import Entrance, WriteKind
+from floodmark.routing.batches import BatchWriter
 
 # A key may change hands this often under one call; more means that something is wrong.
 ROUTES_MAX: Final = 100
@@ -97,8 +97,11 @@ class Router:
         entrance: Entrance | None = None,
         *,
         moves: MakeMoves | None = None,
+        batches: BatchWriter | None = None,
     ) -> None:
         self.maps = maps
+        # Writes batches over several nodes; without it, the node that owns the first key does.
+        self._batches = batches
         # What the partitions of this process ask before they store anything.
         self._entrance = entrance
         self._moves: MakeMoves = moves or partial(MapMoves, maps)
@@ -178,18 +181,16 @@ class Router:
     def write_batch(self, rows: Rows, *, durable: bool) -> Version:
         """Commit values and unstamped states of any namespaces as one atomic batch; its version.
 
-        A batch that does not fit into one commit, or whose keys lie at several nodes, is refused.
+        A batch that does not fit into one commit is refused.  Over several nodes it is always durable.
         """
 
         def write(partition: Partition) -> Version:
-            if len(self._groups(rows, together=True)) > 1:
-                raise InvalidArgument(
-                    f"the {len(rows):,} keys of an atomic batch lie at several nodes, and it may write to "
-                    "one; move their partitions to one node with `floodmark partition move`, or write "
-                    "several batches"
-                )
             if not _fits(rows, partition):
                 raise _too_large(rows, partition)
+            if self._batches is not None and len(self._groups(rows, together=True)) > 1:
+                if self._entrance is not None:
+                    self._entrance.check(*_columns(rows), WriteKind.WRITE)
+                return self._batches.write(self.call, self._groups(rows))
             return partition.write(*_columns(rows), durable=durable, batch=True)
 
         return self.call(min(rows), write)

@@ -10,7 +10,7 @@ from floodmark.model.limits import ATOMIC_READ_KEYS_MAX, COMMIT_BYTES_MAX, MIB, 
 from floodmark.model.partition import Partition
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import Version
-from floodmark.partition.commit.entering import check_keys
+from floodmark.partition.commit.entering import check_keys, require_paired
 from floodmark.server.access import Caller
 from floodmark.server.guard import AccessGuard, check_inside, check_position, check_size, check_version
 from floodmark.server.leases import Leases
@@ -204,7 +204,13 @@ class DataPlane:
 
         def write(caller: Caller, request: Any) -> Any:
             options = {field: getattr(request, field) for field in named}
-            return getattr(enter(caller, request), name)(*arguments(request), **options)
+            partition = enter(caller, request)
+            if options.get("batch") and not caller.is_node:
+                # Its keys may belong to several nodes, and nodes alone take the steps of such a batch.
+                require_paired(request.keys, request.values)
+                rows = dict(zip(request.keys, request.values, strict=True))
+                return self._host.router.write_batch(rows, durable=request.durable)
+            return getattr(partition, name)(*arguments(request), **options)
 
         def write_audited(caller: Caller, request: Any) -> Any:
             said = {"partition": request.partition, "keys": len(request.keys)}

@@ -1,0 +1,133 @@
+"""Atomic batches over several nodes.
+
+The writer prepares a batch at each partition that has keys of it, and commits it at the highest version p
+that one of them has answered.  From the last prepare on the batch is committed, whether its writer lives or
+not: each partition that has held it for a second asks the others (`ask_fate`), and all find one version.
+
+A writer that misses an answer asks as well.  It must not abort a batch by itself, because a partition may
+have found it prepared everywhere.  A partition that has not prepared it refuses it when it is asked, for
+ever; then nothing was written, and the router tries again under a fresh id.  The random model of these rules
+is `tests/partition/test_batches_model.py`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from functools import partial
+from typing import Protocol, TypeAlias, TypeVar
+
+from floodmark.model.errors import FloodmarkError, OutcomeUnknown, PartitionMoved, Retryable, TransactionEnded
+from floodmark.model.partition import Decision, Fate, Partition
+from floodmark.model.version import Version
+
+Result = TypeVar("Result")
+Rows: TypeAlias = Mapping[bytes, bytes]
+
+
+class CallPartition(Protocol):
+    """Calls the partition of a qualified key."""
+
+    def __call__(self, key: bytes, operation: Callable[[Partition], Result], /) -> Result: ...
+
+
+def ask_fate(call: CallPartition, batch: str, siblings: Sequence[bytes]) -> Fate:
+    """How a batch ends: each of its partitions that has not prepared it refuses it now.
+
+    `siblings` are its partitions, each named by the first key that it has there.
+    """
+    highest: Version = 0
+    for key in siblings:
+        fate = call(key, partial(_ask, batch, key))
+        if fate.decision is not Decision.UNDECIDED:
+            return fate
+        highest = max(highest, fate.version)
+    return Fate(Decision.COMMIT, highest)
+
+
+class BatchWriter:
+    """Writes batches over several nodes.  Safe to use from many threads.
+
+    `mint` makes their ids.  An `executor` calls their partitions at once; without it they are called in turn.
+    """
+
+    def __init__(self, mint: Callable[[], str], executor: Executor | None = None) -> None:
+        self._mint = mint
+        self._executor = executor
+
+    def write(self, call: CallPartition, groups: Sequence[tuple[Partition, Rows]]) -> Version:
+        """Write the rows of several partitions as one batch; its version.
+
+        Raises PartitionMoved, if another attempt may succeed, or Terminal: then nothing was written.  Raises
+        OutcomeUnknown if a partition gives no answer in time.
+        """
+        batch, siblings = self._mint(), [min(rows) for _, rows in groups]
+        prepares = [
+            partial(partition.prepare, batch, list(rows), list(rows.values()), siblings)
+            for partition, rows in groups
+        ]
+        answers = self._each(prepares)
+        failures = [answer for answer in answers if isinstance(answer, FloodmarkError)]
+        if not failures:
+            version = max(answer for answer in answers if isinstance(answer, int))
+        else:
+            version = _version_after(failures[0], call, batch, siblings)
+            if not version:
+                # One that is not reached aborts it by itself.
+                self._each(
+                    [partial(partition.abort_prepared, batch, min(rows)) for partition, rows in groups]
+                )
+                raise _nothing_written(failures)
+        commits = [partial(call, key, partial(_commit, batch, version)) for key in siblings]
+        for answer in self._each(commits):
+            if isinstance(answer, FloodmarkError):
+                raise OutcomeUnknown(
+                    f"the atomic batch {batch} is committed at version {version}, and a partition has not "
+                    f"answered that its part is stored ({answer}); it stores it when it is served again",
+                    batch=batch,
+                    version=version,
+                ) from answer
+        return version
+
+    def _each(self, calls: Sequence[Callable[[], Result]]) -> list[Result | FloodmarkError]:
+        """What each call returns or raises; this thread makes the first."""
+        others = (map if self._executor is None else self._executor.map)(_attempt, calls[1:])
+        return [_attempt(calls[0]), *others]
+
+
+def _version_after(
+    failure: FloodmarkError, call: CallPartition, batch: str, siblings: Sequence[bytes]
+) -> Version:
+    """The version at which a batch commits though a prepare failed; 0 if it is refused."""
+    try:
+        return ask_fate(call, batch, siblings).version
+    except FloodmarkError as error:
+        raise OutcomeUnknown(
+            f"a partition did not prepare the atomic batch {batch} ({failure}), and not all partitions tell "
+            f"what becomes of it ({error}); read before you repeat",
+            batch=batch,
+        ) from error
+
+
+def _nothing_written(failures: Sequence[FloodmarkError]) -> FloodmarkError:
+    """The error of a batch that is refused: one that stays, if there is one."""
+    passing = (Retryable, TransactionEnded, OutcomeUnknown)
+    failure = min(failures, key=lambda error: isinstance(error, passing))
+    if not isinstance(failure, passing):
+        return failure
+    return PartitionMoved(
+        f"an atomic batch could not be prepared everywhere, and nothing was written ({failure}); try again"
+    )
+
+
+def _attempt(call: Callable[[], Result]) -> Result | FloodmarkError:
+    try:
+        return call()
+    except FloodmarkError as error:
+        return error
+
+
+def _ask(batch: str, key: bytes, partition: Partition) -> Fate:
+    return partition.ask_prepared(batch, key)
+
+
+def _commit(batch: str, version: Version, partition: Partition) -> bool:
+    return partition.commit_prepared(batch, version)
