@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
+from urllib.request import urlopen
 
 from floodmark.cli import main
 
@@ -134,6 +135,20 @@ def serving(directory: Path, *options: str | Path) -> Iterator[Server]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 raise
+
+
+def read_pages_url(process: "subprocess.Popen[bytes]") -> str:
+    """Where a command serves its pages, as the first line on its stderr says."""
+    assert process.stderr is not None
+    line = process.stderr.readline().decode()
+    assert line.startswith("metrics on http://"), line
+    return line.split()[-1].removesuffix("/metrics")
+
+
+def get_page(url: str) -> str:
+    """The text of a page."""
+    with urlopen(url, timeout=PROCESS_SECONDS_MAX) as answer:
+        return str(answer.read().decode())
 
 
 def on_terminal(*arguments: str | Path, until: Callable[[str], bool] | None = None) -> str:

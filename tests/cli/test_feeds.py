@@ -5,7 +5,16 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.cli.support import PROCESS_SECONDS_MAX, Server, on_terminal, run, run_process, running
+from tests.cli.support import (
+    PROCESS_SECONDS_MAX,
+    Server,
+    get_page,
+    on_terminal,
+    read_pages_url,
+    run,
+    run_process,
+    running,
+)
 from tests.feed.support_losing import lose_changes
 from tests.sizes import only
 
@@ -240,10 +249,13 @@ def test_a_reader_of_the_progress_that_leaves_ends_the_run_quietly(lake: Path) -
 @pytest.mark.parametrize("number", only([signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]))
 def test_a_signal_ends_a_run_cleanly_with_its_checkpoint_stored(lake: Path, number: signal.Signals) -> None:
     third = int(run("changes", lake, "--json").json_lines[-1]["version"])
-    with running("feed", "run", lake, "lake", "--json") as process:
+    with running("feed", "run", lake, "lake", "--json", "--metrics", "127.0.0.1:0") as process:
+        pages = read_pages_url(process)
         assert process.stdout is not None
         while int(json.loads(process.stdout.readline())["checkpoint"]) < third:
             pass
+        assert 'floodmark_feed_run_changes_total{feed="lake"} 3.0' in get_page(f"{pages}/metrics")
+        assert get_page(f"{pages}/readyz") == "ok\n"
         process.send_signal(number)
         output, errors = process.communicate(timeout=PROCESS_SECONDS_MAX)
     assert (process.returncode, errors) == (0, b"")

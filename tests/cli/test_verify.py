@@ -17,6 +17,7 @@ from tests.cli.support import run
 import floodmark
 from floodmark.cli.commands import verifying
 from floodmark.cli.commands.verifying import VerifyMetrics, print_verification
+from floodmark.cli.monitoring import serving_page
 from floodmark.cli.render.output import Output
 from floodmark.divergence.comparing import Drift, DriftSide
 from floodmark.divergence.histories import Difference, DifferenceKind
@@ -160,7 +161,7 @@ def test_programs_get_versions_as_text_and_digests_in_hexadecimal() -> None:
 def test_metrics_add_up_passes_and_show_the_last_one() -> None:
     time = SimulatedTime(0)
     metrics = VerifyMetrics(time)
-    assert not metrics.has_looked
+    assert metrics.why_not_ready() is not None
     metrics.add(AGREED)
     time.advance(5_000)
     metrics.add(DRIFTED)
@@ -221,7 +222,7 @@ def test_watch_serves_what_it_has_found() -> None:
         assert 'floodmark_verify_outcome{outcome="drift"} 1.0' in page("/metrics")
 
     stream = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
-    with verifying._serving(found, verifying.WatchOptions(metrics="127.0.0.1:0")) as server:
+    with serving_page(found, verifying.WatchOptions(metrics="127.0.0.1:0")) as server:
         assert (
             verifying._watch(passes(), Output(json=True, stream=stream), found, Event(), []) is Outcome.DRIFT
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from tests.cli.support import FLOODMARK, PROCESS_SECONDS_MAX, run, run_process
+from tests.cli.support import FLOODMARK, PROCESS_SECONDS_MAX, get_page, read_pages_url, run, run_process
 from tests.links.support import ServeSite, describe
 from tests.server.support import open_memory
 from tests.sizes import only
@@ -68,11 +68,16 @@ def test_a_signal_ends_replication_with_its_summary(
     urls = {each.site.name: each.url for each in served}
     file.write_text(describe(urls, {site.name: site.id for site in (oslo, rome)}), "utf-8")
     command = [FLOODMARK, "replicate", "--topology", str(file), "--runner", "process", "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    command += ["--metrics", "127.0.0.1:0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
+        pages = read_pages_url(process)
         wait_until(lambda: all("users" in site.namespaces() for site in (oslo, rome)), "no topology")
         oslo.namespace("users").put(b"ada", b"countess")
         wait_until(lambda: rome.namespace("users").get(b"ada") is not None, "nothing has arrived")
+        shown = 'floodmark_replicate_changes_total{source="oslo",target="rome"} 1.0'
+        wait_until(lambda: shown in get_page(f"{pages}/metrics"), "the change is not counted")
+        assert get_page(f"{pages}/readyz") == "ok\n"
         process.send_signal(ending)
         output, _ = process.communicate(timeout=PROCESS_SECONDS_MAX)
     finally:

@@ -5,11 +5,11 @@ machine, or run twice.  A site that is away, or a clock that is wrong, stops onl
 runner retries these as long as it runs, and their targets show the reason.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass, field
 from threading import Event
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 import msgspec
 
@@ -92,6 +92,9 @@ class TopologySummary(msgspec.Struct, frozen=True, kw_only=True):
     links: list[LinkSummary]
 
 
+LinkWatch: TypeAlias = Callable[[Callable[[], TopologySummary]], None]
+
+
 def run_links(
     topology: Topology,
     addresses: Mapping[str, SiteAddress],
@@ -99,6 +102,7 @@ def run_links(
     *,
     once: bool = False,
     progress: LinkProgress | None = None,
+    watch: LinkWatch | None = None,
     stop: Event | None = None,
 ) -> TopologySummary:
     """Run all links between the sites that have an address, until `stop` is set.
@@ -106,7 +110,7 @@ def run_links(
     With `once`, return when all changes that were there at the beginning have arrived; raises LinkStalled
     if no link has moved for two minutes.  Links of a site that was restored, and has not all data back, are
     not waited for; their summaries say so.  The topology is put in force at every site as soon as it answers;
-    with `once` all sites must answer.
+    with `once` all sites must answer.  `watch` gets a function that asks the targets for the summary so far.
     """
     began_ms = monotonic_ms()
     entering = Entering(topology, addresses)
@@ -119,22 +123,28 @@ def run_links(
         if each.source in addresses and each.target in addresses
     ]
     stop = stop or Event()
+
+    def summarize() -> TopologySummary:
+        summaries = at_once(_Link.summarize, links)
+        return TopologySummary(
+            epoch=topology.epoch,
+            elapsed_ms=monotonic_ms() - began_ms,
+            restarts=running.restarts,
+            changes=sum(link.changes or 0 for link in summaries),
+            wrong=sum(link.wrong or 0 for link in summaries),
+            links=summaries,
+        )
+
     with runner as running:
+        if watch is not None:
+            watch(summarize)
         if once:
             _run_once(running, [link for link in links if link.why_absent is None], stop, progress)
         else:
             if progress is not None:
                 progress.report("links", len(links), None)
             _run(running, links, stop, entering)
-    summaries = at_once(_Link.summarize, links)
-    return TopologySummary(
-        epoch=topology.epoch,
-        elapsed_ms=monotonic_ms() - began_ms,
-        restarts=running.restarts,
-        changes=sum(link.changes or 0 for link in summaries),
-        wrong=sum(link.wrong or 0 for link in summaries),
-        links=summaries,
-    )
+    return summarize()
 
 
 def site_addresses(

@@ -10,6 +10,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from floodmark.divergence.outcome import Outcome
+from floodmark.divergence.rules import Verdict
 from floodmark.host.statistics import AlarmKind, SiteStatistics
 from floodmark.log import Histogram as LogHistogram
 from floodmark.model.partition import HoldKind
@@ -391,10 +393,116 @@ CERTIFICATE: Final = Group(
     ),
 )
 
+REPLICATE: Final = Group(
+    (), _counters(replicate_restarts=("How often the runner of the links failed and began anew.", "restarts"))
+)
+REPLICATE_LINK: Final = Group(
+    ("source", "target"),
+    [
+        *_gauges(
+            replicate_target_up=(
+                "Whether the target tells of the link; if not, its other metrics are missing here.",
+                lambda link: link.backlog_ms is not None,
+            ),
+            replicate_backlog_seconds=(
+                "Distance of the changes that are in from the present, where it is longest.",
+                "backlog_ms",
+            ),
+            replicate_lag_seconds=(
+                "Age of the changes of the last minutes when they were in: the median, and the 99th of 100.",
+                lambda link: {"0.5": _seconds(link.lag_ms_p50), "0.99": _seconds(link.lag_ms_p99)},
+                "quantile",
+            ),
+            replicate_stalled=(
+                "1 while the link waits; /health says for what.",
+                lambda link: link.stalled is not None,
+            ),
+        ),
+        *_counters(
+            replicate_changes=("Changes that were copied since the command began.", "changes"),
+            replicate_intervals_wrong=(
+                "Intervals between heartbeats in which changes were missing, doubled or altered since the "
+                "command began.",
+                "wrong",
+            ),
+        ),
+    ],
+)
+FEED_RUN: Final = Group(
+    ("feed",),
+    [
+        *_gauges(
+            feed_run_state=(
+                "1 for the state that the feed is in; waiting while another process runs it.",
+                lambda runner: {runner.state or "waiting": 1},
+                "state",
+            ),
+            feed_run_checkpoint_lag_seconds=("Lag of the feed's checkpoint.", "checkpoint_lag_ms"),
+            feed_run_resolved_lag_seconds=(
+                "Lag of the resolved version that the feed has seen.",
+                "resolved_lag_ms",
+            ),
+            feed_run_buffered_bytes=("Changes that were read and not delivered yet.", "buffered_bytes"),
+            feed_run_failures=("Attempts that failed in a row; 0 if the last one did not.", "failures"),
+        ),
+        *_counters(
+            feed_run_changes=("Changes that were delivered.", "changes"),
+            feed_run_delivered_bytes=("Bytes that were delivered.", "bytes"),
+            feed_run_batches=("Batches that were delivered.", "batches"),
+        ),
+    ],
+)
+_DRIFT: Final = tuple(verdict for verdict in Verdict if verdict.is_drift)
+VERIFY: Final = Group(
+    (),
+    [
+        *_counters(
+            verify_passes=(
+                "Passes, over everything or over what has changed.",
+                lambda found: found.passes,
+                "kind",
+            )
+        ),
+        *_gauges(
+            verify_outcome=(
+                "1 for what the last pass said of the sites.",
+                lambda found: {each: found.last.outcome is each for each in Outcome} if found.last else {},
+                "outcome",
+            ),
+            verify_pass_seconds=(
+                "How long the last pass took.",
+                lambda found: found.last.seconds if found.last else None,
+            ),
+            verify_whole_pass_age_seconds=(
+                "Time since the last pass over everything that left no doubt.",
+                "whole_age_ms",
+            ),
+        ),
+    ],
+)
+VERIFY_COMPARED: Final = Group(
+    ("namespace", "left", "right"),
+    _counters(verify_keys_compared=("Keys that were compared, in all passes.", int)),
+)
+VERIFY_PAIR: Final = Group(
+    ("namespace", "left", "right"),
+    _gauges(
+        verify_lag_keys=("Keys whose changes are under way.", "lag"),
+        verify_drift_keys=(
+            "Keys that have drifted apart.",
+            lambda pair: {verdict: getattr(pair, verdict) for verdict in _DRIFT},
+            "kind",
+        ),
+    ),
+)
+
 # Every metric, by the command that serves it; docs/make_metrics.py makes the page and the dashboard of it.
 DESCRIBED: Final[Mapping[str, Sequence[Group]]] = {
     "serve": (
         UP, BUILD, INFO, SITE, DISK, ENGINE, ENGINE_FAMILY, CERTIFICATE, TRANSACTIONS, NAMESPACE, PARTITION,
         FEED, SUBSCRIPTION, LINK, NODE, NODE_COUNTERS, LOG,
     ),
+    "replicate": (REPLICATE, REPLICATE_LINK),
+    "feed run": (FEED_RUN,),
+    "verify --watch": (VERIFY, VERIFY_COMPARED, VERIFY_PAIR),
 }  # fmt: skip

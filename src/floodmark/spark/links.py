@@ -43,7 +43,7 @@ from floodmark.clock.backoff import Backoff
 from floodmark.codec.ordered import qualify_range
 from floodmark.links.applying import Applier
 from floodmark.links.connections import SiteConnections, attend, begin
-from floodmark.links.driver import LinkProgress, Runner, TopologySummary, run_links
+from floodmark.links.driver import LinkProgress, LinkWatch, Runner, TopologySummary, run_links
 from floodmark.links.pair import LinkPair
 from floodmark.links.planning import (
     PAUSE_SECONDS,
@@ -303,6 +303,7 @@ def replicate_topology(
     once: bool = False,
     spark: SparkSession | None = None,
     progress: LinkProgress | None = None,
+    watch: LinkWatch | None = None,
     stop: Event | None = None,
     transform: Transform | None = None,
 ) -> TopologySummary:
@@ -312,7 +313,7 @@ def replicate_topology(
     returns them.  It is meant for inspection: the next heartbeat reveals a row that it drops or changes.
     """
     runner = spark_runner(spark, transform)
-    return run_links(topology, addresses, runner, once=once, progress=progress, stop=stop)
+    return run_links(topology, addresses, runner, once=once, progress=progress, watch=watch, stop=stop)
 
 
 def replicate(

@@ -16,6 +16,7 @@ from floodmark.cli.arguments import Location, NamespaceName
 from floodmark.cli.commands.topology import read_topology
 from floodmark.cli.failures import FINDING, UNREACHABLE, Usage
 from floodmark.cli.jobs import Bars, SparkChoice, reach, shared_credentials, spark_job
+from floodmark.cli.monitoring import MetricsOptions, ReplicateMetrics, serving_page
 from floodmark.cli.opening import ConnectionOptions, connection_options, owns_process
 from floodmark.cli.render.output import Output, plain
 from floodmark.cli.render.progress import progress
@@ -54,6 +55,7 @@ def replicate(
     output: Output,
     own: TargetOptions,
     spark: SparkChoice,
+    monitoring: MetricsOptions,
     source: Annotated[
         str | None, typer.Argument(metavar="SOURCE", help="A site: its directory, or its server's URL.")
     ] = None,
@@ -79,25 +81,30 @@ def replicate(
     So replication may be killed, moved to another machine, or run twice.
 
     Examples:
-      floodmark replicate --topology topology.toml
+      floodmark replicate --topology topology.toml --metrics 127.0.0.1:9101
       floodmark replicate grpc://oslo:7100 grpc://rome:7100 --runner process
       floodmark replicate data/oslo data/rome --namespace users --once
     """
     chosen = _choose_runner(runner, spark, once=once)
     own_options = own.connection()
+    page = ReplicateMetrics()
     if topology is not None:
         if source or target or namespace or own_options:
             raise Usage(_TOPOLOGY_ALONE, "floodmark replicate --topology FILE [--once]")
         members = read_topology(topology)
         addresses = site_addresses(members, **shared_credentials())
-        summary = _run(members, addresses, chosen, spark, once=once)
+        with serving_page(page, monitoring):
+            summary = _run(members, addresses, chosen, spark, page, once=once)
     elif source is None or target is None:
         raise Usage("name a topology, or a source and a target", "floodmark replicate --help")
     else:
-        with reach(source, target, target=own_options) as (source_site, target_site):
+        with (
+            serving_page(page, monitoring),
+            reach(source, target, target=own_options) as (source_site, target_site),
+        ):
             with progress("preparing the target; a copy of older data begins with a snapshot"):
                 pair = LinkPair.of(source_site, target_site, namespace or ())
-            summary = pair.complete(_run(pair.topology, pair.addresses, chosen, spark, once=once))
+            summary = pair.complete(_run(pair.topology, pair.addresses, chosen, spark, page, once=once))
     if output.json:
         output.object(plain(summary))
     else:
@@ -164,7 +171,13 @@ class _WithoutPandas(MetaPathFinder):
 
 
 def _run(
-    topology: Topology, addresses: Mapping[str, SiteAddress], runner: str, choice: SparkChoice, *, once: bool
+    topology: Topology,
+    addresses: Mapping[str, SiteAddress],
+    runner: str,
+    choice: SparkChoice,
+    page: ReplicateMetrics,
+    *,
+    once: bool,
 ) -> TopologySummary:
     with ExitStack() as stack:
         if runner == PROCESS:
@@ -173,9 +186,13 @@ def _run(
             stop = Event()
             bars = stack.enter_context(Bars("replicate", "connecting"))
             stack.enter_context(on_stop_signal(stop.set))
-            return run_links(topology, addresses, ProcessRunner(), once=once, progress=bars, stop=stop)
+            return run_links(
+                topology, addresses, ProcessRunner(), once=once, progress=bars, watch=page.watch, stop=stop
+            )
         job = stack.enter_context(spark_job(choice, "replicate", in_order=True))
-        summary: TopologySummary = job.run("replicate_topology", topology, addresses, once=once)
+        summary: TopologySummary = job.run(
+            "replicate_topology", topology, addresses, once=once, watch=page.watch
+        )
         return summary
 
 

@@ -26,6 +26,7 @@ from floodmark.cli.arguments import (
 from floodmark.cli.commands.changes import OnCorruptOption
 from floodmark.cli.failures import DONE, FINDING, Usage
 from floodmark.cli.jobs import SparkChoice, reach, spark_job
+from floodmark.cli.monitoring import FeedRunMetrics, MetricsOptions, serving_page
 from floodmark.cli.opening import open_site
 from floodmark.cli.render.output import Column, Output, console_on, note, plain
 from floodmark.cli.render.text import (
@@ -285,6 +286,7 @@ def run(
     location: Location,
     name: Name,
     spark: SparkChoice,
+    monitoring: MetricsOptions,
     once: Annotated[bool, "End when everything up to the present is delivered."] = False,
     no_wait: Annotated[bool, "Fail if another process runs it, instead of waiting to take over."] = False,
     allow: Annotated[
@@ -310,8 +312,8 @@ def run(
 
     Examples:
       floodmark feed run data/oslo lake --allow parquet:exports
-      floodmark feed run grpc://127.0.0.1:7100 lake --allow parquet:exports
-      floodmark feed run grpc://127.0.0.1:7100 copy --allow … --runner spark --master spark://rome:7077
+      floodmark feed run grpc://127.0.0.1:7100 lake --allow parquet:exports --metrics 127.0.0.1:9102
+      floodmark feed run grpc://oslo:7100 copy --allow … --runner spark --master spark://rome:7077
     """
     if runner not in ("process", "spark"):
         raise Usage(f"--runner is process or spark, not {runner!r:.60}", "floodmark feed run --help")
@@ -319,15 +321,21 @@ def run(
         raise Usage("--on-corrupt is for the runner process", "floodmark feed update --on-corrupt")
     if runner == "process" and spark != SparkChoice():
         raise Usage("--master, --remote and --conf are for Spark", "floodmark feed run --runner spark")
+    page = FeedRunMetrics()
     if runner == "spark":
-        with reach(location) as (source,), spark_job(spark, "feed", in_order=True) as job:
-            summary = job.run("run_feed", source, name, sinks=allow or (), once=once)
+        with (
+            serving_page(page, monitoring),
+            reach(location) as (source,),
+            spark_job(spark, "feed", in_order=True) as job,
+        ):
+            summary = job.run("run_feed", source, name, sinks=allow or (), once=once, watch=page.watch)
         Output(json=json).report(summary)
         code = DONE if summary.state in _SOUND else FINDING
     else:
-        with open_site(location, background=True) as site:
+        with serving_page(page, monitoring), open_site(location, background=True) as site:
             make = site.feeds.runner
             feed_runner = make(name, sinks=allow or (), wait_for_lease=not no_wait, on_corrupt=on_corrupt)
+            page.watch(feed_runner.statistics)
             code = _run_here(site, feed_runner, site.feeds.show(name).spec, on_corrupt, once=once, json=json)
     if code:
         raise typer.Exit(code)

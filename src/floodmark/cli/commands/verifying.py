@@ -1,23 +1,22 @@
 """verify: whether sites agree, and which keys differ; its summary for people, programs and Prometheus."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from threading import Event, Lock
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
+from prometheus_client import Metric
 
-from floodmark.cli.arguments import InsecureMetrics, given
+from floodmark.cli.arguments import given
 from floodmark.cli.commands.topology import read_topology
 from floodmark.cli.failures import DONE, FINDING, UNKNOWN, Usage
 from floodmark.cli.jobs import JOBS, SparkChoice, load, reach, shared_credentials, spark_job
+from floodmark.cli.monitoring import CommandPage, MetricsOptions, serving_page
 from floodmark.cli.render.output import Column, Output, note, plain
 from floodmark.cli.render.text import show_bytes, show_count, show_time
 from floodmark.clock import TimeSource, monotonic_ms
@@ -26,9 +25,7 @@ from floodmark.divergence.histories import Difference, DifferenceKind
 from floodmark.divergence.outcome import Outcome
 from floodmark.divergence.rules import Verdict
 from floodmark.model.change import Stamp
-from floodmark.server.access import require_safe_metrics
-from floodmark.server.health import HealthServer
-from floodmark.server.serving import parse_listen
+from floodmark.server import metrics
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -38,11 +35,6 @@ if TYPE_CHECKING:
 SITES_MIN: Final = 2
 EXIT_CODES: Final = {Outcome.AGREE: DONE, Outcome.DRIFT: FINDING, Outcome.UNKNOWN: UNKNOWN}
 
-Labels = TypeVar("Labels", bound=tuple[str, ...])
-Family = TypeVar("Family", CounterMetricFamily, GaugeMetricFamily)
-
-_PAIR: Final = ("namespace", "left", "right")
-_DRIFT: Final = tuple(verdict for verdict in Verdict if verdict.is_drift)
 _STYLES: Final = {Outcome.AGREE: "green", Outcome.DRIFT: "bold red", Outcome.UNKNOWN: "magenta"}
 _COLUMNS: Final[dict[str, Column["PairSummary"]]] = {
     "namespace": "namespace",
@@ -67,7 +59,7 @@ class OnceOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WatchOptions:
+class WatchOptions(MetricsOptions):
     """The options of passes that go on until Ctrl-C."""
 
     watch: Annotated[bool, "Compare again and again what has changed, until Ctrl-C."] = False
@@ -77,10 +69,6 @@ class WatchOptions:
     whole_every: Annotated[
         timedelta | None, "DURATION", "With --watch: how often everything is read.", {"show_default": "24h"}
     ] = None
-    metrics: Annotated[
-        str | None, "HOST:PORT", "With --watch: where to serve /metrics and /health over HTTP."
-    ] = None
-    insecure_metrics: InsecureMetrics = False
 
     def check(self, once: OnceOptions) -> None:
         """Refuse options that exclude each other."""
@@ -143,7 +131,7 @@ def verify(
     asked: dict[str, Any] = {"sample": sample, **given(max_lag=max_lag)}
     output.flushes = watching.watch
     found, doubts = VerifyMetrics(), list[str]()
-    with _serving(found, watching), reach(*named, doubts=doubts) as reached:
+    with serving_page(found, watching), reach(*named, doubts=doubts) as reached:
         if doubts and len(reached) < SITES_MIN:
             summary = load(JOBS).VerifySummary(sites=[], pairs=[], doubts=doubts)
             print_verification(output, summary)
@@ -199,26 +187,6 @@ def _watch(
         if outcome is None or not stop.is_set():
             raise
     return outcome or Outcome.UNKNOWN
-
-
-@contextmanager
-def _serving(found: "VerifyMetrics", options: WatchOptions) -> Iterator[HealthServer | None]:
-    """Serve the metrics, if that is asked for."""
-    if options.metrics is None:
-        yield None
-        return
-    where = parse_listen(options.metrics)
-    require_safe_metrics(where.host, insecure=options.insecure_metrics)
-    with HealthServer(
-        where.host,
-        where.port,
-        metrics=found.render,
-        is_healthy=lambda: None,
-        is_ready=lambda: None if found.has_looked else "the first pass is under way",
-        find_alarms=found.find_alarms,
-    ) as server:
-        note("metrics on http://{}:{}/metrics".format(*server.address))
-        yield server
 
 
 # For people and programs
@@ -343,37 +311,40 @@ def _conclude(summary: "VerifySummary") -> str:
 # For Prometheus
 
 
-class VerifyMetrics(Collector):
-    """The findings of `verify --watch`: of the last pass, and totals.  Made when Prometheus scrapes."""
+class VerifyMetrics(CommandPage):
+    """The findings of `verify --watch`: of the last pass, and totals."""
 
     def __init__(self, time_source: TimeSource = monotonic_ms) -> None:
         self._time_source = time_source
         self._lock = Lock()
-        self._last: VerifySummary | None = None
+        self.last: VerifySummary | None = None
+        self.passes = {"whole": 0, "changed": 0}
         self._whole_at_ms: int | None = None
         self._compared: dict[tuple[str, ...], int] = {}
-        self._passes = {("whole",): 0, ("changed",): 0}
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
+        super().__init__()
 
     def add(self, summary: "VerifySummary") -> None:
         """Take in the summary of a pass."""
         with self._lock:
-            self._last = summary
-            self._passes[("whole" if summary.whole else "changed",)] += 1
+            self.last = summary
+            self.passes["whole" if summary.whole else "changed"] += 1
             if summary.whole and summary.pairs and not summary.doubts:
                 self._whole_at_ms = self._time_source()
             for pair in summary.pairs:
-                labels = (pair.namespace, pair.left, pair.right)
+                labels = _labels(pair)
                 self._compared[labels] = self._compared.get(labels, 0) + pair.compared
 
-    def render(self) -> bytes:
-        """The metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
+    @property
+    def whole_age_ms(self) -> int | None:
+        """The time since the last pass over everything that left no doubt."""
+        return None if self._whole_at_ms is None else self._time_source() - self._whole_at_ms
+
+    def why_not_ready(self) -> str | None:
+        return "the first pass is under way" if self.last is None else None
 
     def find_alarms(self) -> list[str]:
         """The alarms: drift and doubts of the last pass."""
-        last = self._last
+        last = self.last
         if last is None:
             return []
         drifted = [
@@ -383,61 +354,14 @@ class VerifyMetrics(Collector):
         ]
         return [*drifted, *last.doubts]
 
-    @property
-    def has_looked(self) -> bool:
-        """Whether a pass is complete."""
-        return self._last is not None
-
-    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        """What Prometheus asks for."""
+    def collect(self) -> Iterator[Metric]:
+        """The families of one rendering; the registry calls it."""
         with self._lock:
-            yield _metric(
-                CounterMetricFamily,
-                "keys_compared",
-                "Keys that were compared, in all passes.",
-                self._compared,
-                _PAIR,
-            )
-            passes = "Passes, over everything or over what has changed."
-            yield _metric(CounterMetricFamily, "passes", passes, self._passes, ("kind",))
-            if self._last is not None:
-                yield from _describe(self._last)
-            if self._whole_at_ms is not None:
-                age = "Seconds since the last pass over everything that left no doubt."
-                yield _metric(
-                    GaugeMetricFamily,
-                    "whole_pass_age_seconds",
-                    age,
-                    {(): (self._time_source() - self._whole_at_ms) / 1000},
-                )
+            pairs = [] if self.last is None else self.last.pairs
+            yield from metrics.VERIFY.families([((), self)])
+            yield from metrics.VERIFY_COMPARED.families(self._compared.items())
+            yield from metrics.VERIFY_PAIR.families((_labels(pair), pair) for pair in pairs)
 
 
-def _describe(summary: "VerifySummary") -> Iterator[GaugeMetricFamily]:
-    """The last pass: what has drifted or lags now."""
-    pairs = {(pair.namespace, pair.left, pair.right): pair for pair in summary.pairs}
-    lag = {labels: pair.lag for labels, pair in pairs.items()}
-    drift = {
-        (*labels, str(verdict)): getattr(pair, str(verdict))
-        for labels, pair in pairs.items()
-        for verdict in _DRIFT
-    }
-    outcomes = {(str(each),): int(summary.outcome is each) for each in Outcome}
-    yield _metric(GaugeMetricFamily, "lag_keys", "Keys whose changes are under way.", lag, _PAIR)
-    yield _metric(GaugeMetricFamily, "drift_keys", "Keys that have drifted apart.", drift, (*_PAIR, "kind"))
-    yield _metric(
-        GaugeMetricFamily, "outcome", "1 for what the last pass said of the sites.", outcomes, ("outcome",)
-    )
-    yield _metric(GaugeMetricFamily, "pass_seconds", "How long the last pass took.", {(): summary.seconds})
-
-
-def _metric(
-    kind: type[Family],
-    name: str,
-    help_text: str,
-    values: Mapping[Labels, float],
-    labels: Sequence[str] = (),
-) -> Family:
-    metric = kind(f"floodmark_verify_{name}", help_text, labels=labels)
-    for key, value in values.items():
-        metric.add_metric(key, value)
-    return metric
+def _labels(pair: "PairSummary") -> tuple[str, ...]:
+    return pair.namespace, pair.left, pair.right

@@ -29,7 +29,7 @@ from floodmark.clock import TimeSource, monotonic_ms
 from floodmark.clock.backoff import Backoff
 from floodmark.feed.named.feeds import Feed, FeedState, RangeProgress
 from floodmark.feed.named.round import Counters, Effort, Round, Surroundings, ThreadRound
-from floodmark.feed.named.runner import LEASE_SECONDS, REPORT_SECONDS, RUNNING, FeedRunner
+from floodmark.feed.named.runner import LEASE_SECONDS, REPORT_SECONDS, RUNNING, FeedRunner, RunnerStatistics
 from floodmark.feed.named.store import FeedStore
 from floodmark.feed.reading.items import SKIPPED_KEPT, join_skipped
 from floodmark.feed.sinks.base import AllowedSinks, parse_sink, require_sink
@@ -86,6 +86,7 @@ def run_feed(
     once: bool = False,
     spark: SparkSession | None = None,
     progress: JobProgress | None = None,
+    watch: Callable[[Callable[[], RunnerStatistics]], None] | None = None,
     stop: Event | None = None,
     lease_seconds: float = LEASE_SECONDS,
 ) -> FeedRunSummary:
@@ -95,6 +96,8 @@ def run_feed(
     the files that they name.  With `once` it stops when it has delivered all that was there when it began.
     Raises `LeaseHeld` if another runner has the feed, `NotAllowed` if its sink is not among `sinks`,
     `VersionCollected` if changes are gone, and the sink's error if that is final.
+
+    `watch` gets a function that tells how the runner is doing.
     """
     source.require_url("fed from")
     began_ms = monotonic_ms()
@@ -121,6 +124,8 @@ def run_feed(
                 stopping=stop,
                 time_source=site.host.physical_ms,
             )
+            if watch is not None:
+                watch(runner.statistics)
             state = runner.run()
     statistics = runner.statistics()
     return FeedRunSummary(
