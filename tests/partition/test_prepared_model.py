@@ -1,12 +1,15 @@
 """Random histories with prepared writes, against a plain model: as if each commit had come in its turn.
 
 The model keeps what was written and at which version, and does it all again in order of versions.  That is
-what the engine must hold in the end, however late a prepared write was committed, and at no time may anybody
-have been told otherwise.
+what the engine must hold in the end, however late a prepared write was committed, and no reader may have been
+told otherwise at any time.
+
+Writers of atomic batches prepare and commit one partition after another, repeat steps, and die.  Partitions
+settle what they left by asking each other, and all of them must come to the same end.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain
 from random import Random
@@ -17,23 +20,32 @@ from tests.site.support import START_MS, HookedEngine, node_of, open_memory
 
 from floodmark.codec.changelog import CommitRow, decode_row, encode_log_key
 from floodmark.codec.ordered import decode_version, encode_namespace, encode_prefix
+from floodmark.codec.stamps import find_origins
 from floodmark.codec.states import decode_state, encode_state, live_value
-from floodmark.codec.values import TOMBSTONE, encode_value
+from floodmark.codec.values import HAS_ORIGIN, TOMBSTONE, encode_value, mark_batch
+from floodmark.engine import WriteRow
 from floodmark.merge.counter import add_to_counter
 from floodmark.merge.fields import put_fields, update_fields
 from floodmark.merge.policies import MergePolicy
 from floodmark.merge.states import Written, delete_record, merge_states, stamp_state, write_state
+from floodmark.model.batch import mint_batch
 from floodmark.model.change import Heartbeat, Stamp, Sums, Tally
+from floodmark.model.errors import InvalidArgument, TransactionEnded
+from floodmark.model.limits import BATCH_AGE_MS_MAX
 from floodmark.model.partition import Decision, Fate
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import VERSION_MAX, Version
 from floodmark.partition import LocalPartition, Node, TailEntry, version_of
 from floodmark.partition.commit import inserting
-from floodmark.partition.commit.inserting import Correction
-from floodmark.partition.commit.merging import is_state
+from floodmark.partition.commit.inserting import Correction, Insertion
+from floodmark.partition.commit.merging import is_state, mark_like, stamp_of
 from floodmark.partition.commit.tail import LiveTail
 from floodmark.partition.families import DATA, LOG
+from floodmark.partition.node import ended_batches, forget_batches
+from floodmark.partition.prepared import settling
 from floodmark.partition.prepared import steps as preparing
+from floodmark.partition.prepared.outcomes import Outcome, read_outcomes, store_outcome
+from floodmark.partition.prepared.steps import AbortPrepared
 from floodmark.partition.prepared.writes import PreparedWrites
 from floodmark.site import Site
 from floodmark.testing.clock import SimulatedTime
@@ -77,6 +89,7 @@ def replay(
         else:
             entry, became = write_state(current, value, version, HERE)
             stamp = own
+        entry, became = mark_like(value, Written(entry, became))
         newest[key] = stamp, became
         stored[key, version], logged[version, key] = became, entry
     return stored, logged
@@ -84,6 +97,17 @@ def replay(
 
 def decode_origin(value: bytes) -> Stamp:
     return Stamp(int.from_bytes(value[-10:-2], "big"), value[-2])
+
+
+class Batch:
+    """An atomic batch: what it writes to each partition, and how it ended, if it has."""
+
+    def __init__(self, parts: list[dict[bytes, bytes]], *, copied: bool) -> None:
+        self.parts = parts
+        self.copied = copied
+        self.siblings = [min(part) for part in parts]
+        self.prepared: dict[bytes, Version] = {}
+        self.fate: Fate | None = None
 
 
 class World:
@@ -97,6 +121,9 @@ class World:
         self.unsynced: list[Event] = []
         self.open: dict[str, list[tuple[Version, dict[bytes, bytes]]]] = {}
         self.fates: dict[str, Fate] = {}
+        self.batches: dict[str, Batch] = {}
+        # Those whose writers live.
+        self.writing: list[str] = []
         self.snapshots: dict[tuple[bytes, Version], bytes | None] = {}
         self.announced: Version = 0
         self.log: dict[tuple[Version, bytes], bytes] = {}
@@ -104,6 +131,9 @@ class World:
         self.numbers = 0
         self._stack = ExitStack()
         self._open_site()
+        # Every other history begins with several partitions.
+        for key in (FIELDS, COUNTERS + b"m") if seed % 2 else ():
+            self.node.reshaping.split(key)
 
     def _open_site(self) -> None:
         self.site: Site = open_memory(self.engine, self.time)
@@ -112,7 +142,7 @@ class World:
             for name, merge in kinds.items():
                 self.site.create_namespace(name, merge=merge)
         self.node: Node = node_of(self.site)
-        self.node.committer.prepared.settler = self.decide
+        self.node.settle_by(self.decide, self.settle_batch)
         self._stack.enter_context(self.node.committer.tail.following(lambda: self.node.clock.latest))
         self.beats = []
 
@@ -130,9 +160,14 @@ class World:
         acts = {
             self.write: 6, self.apply: 6, self.prepare: 5, self.finish: 4, self.ask: 4, self.snapshot: 1,
             self.compare: 0.5, self.heartbeat: 1, self.restart: 0.4, self.split: 0.2, self.merge: 0.2,
+            self.begin_batch: 3, self.write_batch: 16, self.ask_batch: 1, self.forget: 1, self.wait: 0.3,
         }  # fmt: skip
         chance.choices(list(acts), list(acts.values()))[0]()
         self.time.advance(chance.choice([0, 0, 1, 300]))
+
+    def wait(self) -> None:
+        """So long that no batch that was begun can be prepared."""
+        self.time.advance(BATCH_AGE_MS_MAX + 1)
 
     def value_for(self, key: bytes) -> bytes:
         """Something that a writer may write to a key."""
@@ -217,8 +252,98 @@ class World:
                 ]
         return self.fates[transaction]
 
+    # Atomic batches
+
+    def begin_batch(self) -> None:
+        """A batch of new values, or of one source commit."""
+        partitions = {self.partition(key).id for key in KEYS}
+        parts = [
+            self.some([key for key in KEYS if self.partition(key).id == number])
+            for number in self.chance.sample(sorted(partitions), self.chance.randint(1, len(partitions)))
+        ]
+        copied = self.chance.random() < 0.4
+        if copied:
+            stamp = Stamp(self.node.committer.now() - self.chance.choice([0, 10, 400 << 18]), THERE[0])
+            parts = [{key: copy_of(value, stamp) for key, value in part.items()} for part in parts]
+        batch = mint_batch(self.time())
+        self.batches[batch] = Batch(parts, copied=copied)
+        self.writing.append(batch)
+
+    def write_batch(self) -> None:
+        """The next step of a writer, or once more an earlier one; then it may die."""
+        if not self.writing:
+            return
+        batch = self.chance.choice(self.writing)
+        known = self.batches[batch]
+        key, part = self.chance.choice(list(zip(known.siblings, known.parts, strict=True)))
+        if len(known.prepared) == len(known.parts):
+            version = max(known.prepared.values())
+            self.end_batch(batch, Fate(Decision.COMMIT, version))
+            self.partition(key).commit_prepared(batch, version)
+        else:
+            self.prepare_batch(batch, key, part)
+        if self.chance.random() < 0.04 and batch in self.writing:
+            self.writing.remove(batch)
+
+    def prepare_batch(self, batch: str, key: bytes, part: dict[bytes, bytes]) -> None:
+        known, partition = self.batches[batch], self.partition(key)
+        try:
+            version = partition.prepare(batch, list(part), list(part.values()), known.siblings)
+        except TransactionEnded:
+            # Refused, or too old: then to ask refuses it.  From then on the writer may abort it.
+            fate = partition.ask_prepared(batch, key)
+            assert fate == Fate(Decision.ABORT)
+            self.end_batch(batch, fate)
+            for sibling in known.siblings:
+                self.partition(sibling).abort_prepared(batch, sibling)
+            self.writing.remove(batch)
+        except InvalidArgument:
+            # The partition was split.
+            self.writing.remove(batch)
+        else:
+            assert known.prepared.setdefault(key, version) == version
+
+    def ask_batch(self) -> None:
+        """Ask for any batch, as the partition of a sibling does."""
+        if self.batches:
+            batch = self.chance.choice(list(self.batches))
+            if self.is_remembered(batch):
+                self.settle_batch(batch, self.batches[batch].siblings)
+
+    def is_remembered(self, batch: str) -> bool:
+        return any(batch == each for each, *_ in read_outcomes(self.engine, VERSION_MAX >> 20))
+
+    def settle_batch(self, batch: str, siblings: Sequence[bytes]) -> Fate:
+        fates = [self.partition(key).ask_prepared(batch, key) for key in siblings]
+        decided = [fate for fate in fates if fate.decision is not Decision.UNDECIDED]
+        fate = decided[0] if decided else Fate(Decision.COMMIT, max(fate.version for fate in fates))
+        assert set(decided) <= {fate}, "partitions differ about the end of a batch"
+        self.end_batch(batch, fate)
+        return fate
+
+    def end_batch(self, batch: str, fate: Fate) -> None:
+        known = self.batches[batch]
+        assert known.fate in (None, fate), "a batch has come to two ends"
+        if known.fate is None and fate.decision is Decision.COMMIT:
+            self.events += [
+                Event(fate.version, key, mark_batch(value), known.copied)
+                for part in known.parts
+                for key, value in part.items()
+            ]
+        known.fate = fate
+
+    def forget(self) -> None:
+        """Forget what became of old batches, when no partition has them prepared any more."""
+        forgotten = [
+            (batch, key)
+            for batch, key, outcome in ended_batches(self.node, 2 * BATCH_AGE_MS_MAX)
+            if all(self.partition(each).ended_prepared([batch], [each])[0] for each in outcome.siblings)
+        ]
+        forget_batches(self.node, forgotten)
+
     def finish(self) -> None:
-        if waiting := [write.transaction for each in self.node.map.partitions for write in each.prepared()]:
+        waiting = [write.transaction for each in self.node.map.partitions for write in each.prepared()]
+        if waiting := [each for each in waiting if each in self.open]:
             self.finish_one(self.chance.choice(waiting))
 
     def finish_one(self, transaction: str) -> None:
@@ -245,8 +370,9 @@ class World:
     def ask(self) -> None:
         """Hear what is resolved, and take in all changes up to there, by the tail and by the log."""
         resolved = self.node.resolved_version()
-        floors = [write.version for each in self.node.map.partitions for write in each.prepared()]
-        assert all(resolved < version for version in floors)
+        for partition in self.node.map.partitions:
+            own = partition.resolved_version()
+            assert all(resolved <= own < write.version for write in partition.prepared())
         assert resolved >= self.announced
         entries = self.node.committer.tail.between(self.announced, resolved)
         seen = dict(self.read_log(self.announced, resolved))
@@ -279,6 +405,10 @@ class World:
             log_ids = [log.id for log in self.node.logs]
             if not any(self.engine.get(LOG, encode_log_key(log, event.version)) for log in log_ids):
                 self.events.remove(event)
+                # A snapshot may have seen what was lost.
+                for key, at in [seen for seen in self.snapshots if seen[0] == event.key]:
+                    if at >= event.version:
+                        del self.snapshots[key, at]
 
     def split(self) -> None:
         key = self.chance.choice([key for key in KEYS if key[3:] != b"a"])
@@ -315,6 +445,9 @@ class World:
         """End what is open; then all that was told must be what is there, and that what the model says."""
         for transaction in list(self.open):
             self.finish_one(transaction)
+        for partition in self.node.map.partitions:
+            partition.settle_prepared()
+            assert not partition.prepared()
         self.heartbeat()
         self.ask()
         stored, logged = replay(self.events)
@@ -352,6 +485,11 @@ def copy_of(value: bytes, stamp: Stamp) -> bytes:
     return encode_state(decode_state(stamp_state(value, None, stamp.version, stamp.site)), stamp)
 
 
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settling, "ASK_SECONDS", 0.0)
+
+
 def run(seed: int) -> None:
     world = World(seed)
     for _ in range(STEPS):
@@ -372,6 +510,27 @@ def append_only(tail: LiveTail, inserted: TailEntry, _: object) -> None:
     tail.add(*inserted)
 
 
+def refuse_in_words(_: AbortPrepared) -> Sequence[WriteRow]:
+    return ()
+
+
+def forget_commits(batch: str, key: bytes, outcome: Outcome | None) -> WriteRow:
+    kept = outcome is None or outcome.decision is not Decision.COMMIT
+    return store_outcome(batch, key, outcome if kept else None)
+
+
+def lose_to_any(insertion: Insertion, key: bytes, prefix: bytes, value: bytes) -> None:
+    """A copy is compared with the newest record of all."""
+    if value[-1] & HAS_ORIGIN and not is_state(value):
+        row = insertion._engine.ceiling(DATA, prefix, prefix)
+        if stamp_of(row, HERE) >= find_origins([value])[0]:
+            return
+    INSERT(insertion, key, prefix, value)
+
+
+INSERT = Insertion.add
+
+
 def keep(_below: object, _before: object, _version: Version, stored: bytes, logged: bytes, _: int) -> Written:
     return Written(logged, stored)
 
@@ -385,10 +544,17 @@ def keep(_below: object, _before: object, _version: Version, stored: bytes, logg
         (preparing, "_correct", lambda *_: True),
         (PreparedWrites, "_set_floor", lambda _: None),
         (PreparedWrites, "load", lambda _: None),
+        (AbortPrepared, "_refuse", refuse_in_words),
+        (preparing, "store_outcome", forget_commits),
+        (Insertion, "add", lose_to_any),
+        (inserting, "mark_like", lambda _, written: written),
         (LiveTail, "insert", append_only),
         (LiveTail, "insert", lambda *_: None),
     ],
-    ids=["nothing above", "all stays", "old totals", "old sums", "no floor", "not loaded", "tail", "no tail"],
+    ids=[
+        *("nothing above", "all stays", "old totals", "old sums", "no floor", "not loaded"),
+        *("refusal in words", "outcome dropped", "beaten above", "no mark", "tail", "no tail"),
+    ],
 )
 def test_model_finds_what_is_left_out(
     monkeypatch: pytest.MonkeyPatch, place: object, name: str, planted: object

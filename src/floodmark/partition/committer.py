@@ -33,6 +33,7 @@ from floodmark.model.errors import (
     PartitionMoved,
     StaleLink,
 )
+from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 from floodmark.partition.commit.batches import BatchCache
 from floodmark.partition.commit.commit import (
@@ -193,13 +194,16 @@ class Committer:
         # It never goes back, also when a round has begun below it meanwhile.
         return self._announced.advance(self.resolve())
 
-    def resolve(self) -> Version:
-        """A resolved version that may lie below earlier ones, as when a round has begun meanwhile."""
+    def resolve(self, keys: KeyRange | None = None) -> Version:
+        """A resolved version, of a range of keys or of all.
+
+        It may lie below earlier ones, as when a round has begun meanwhile.
+        """
         try:
-            return self.floors.below(self.now())
+            return self.floors.below(self.now(), keys)
         except ClockSkew:
             # Nothing is minted while the clock is refused, so all that was minted can be announced.
-            return self.passed_version()
+            return self.floors.below(self._clock.latest, keys)
 
     def announced_version(self) -> Version:
         """The last resolved version that was returned.  Mints no version, so it never fails."""

@@ -3,6 +3,7 @@
 from threading import Lock
 
 from floodmark.model.partition import HoldKind
+from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 from floodmark.partition.prepared.writes import PreparedWrites
 
@@ -20,13 +21,19 @@ class Floors:
         self.unsynced: Version | None = None
         self._prepared = prepared
 
-    def below(self, version: Version, *, durable: bool = True) -> Version:
+    def below(self, version: Version, keys: KeyRange | None = None, *, durable: bool = True) -> Version:
         """The version, or the lowest floor if that is lower.  Unless `durable`, unsynced commits have none.
 
-        The version must have been minted before the call: a round that is missed here mints above it.
+        Prepared writes hold only the keys back that they write; `keys` limits the answer to a range.  The
+        version must have been minted before the call: a round that is missed here mints above it.
         """
-        # A round enters its prepared writes before it removes its own floor, so theirs is read last.
-        for floor in (self.round, self.unsynced if durable else None, self._prepared.floor):
+        # In this order: a round enters its commits and prepared writes before it removes its own floor.
+        prepared = self._prepared
+        for floor in (
+            self.round,
+            self.unsynced if durable else None,
+            prepared.floor if keys is None else prepared.floor_of(keys),
+        ):
             if floor is not None and floor < version:
                 version = floor
         return version

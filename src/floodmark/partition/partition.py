@@ -26,7 +26,7 @@ from floodmark.model.errors import (
 )
 from floodmark.model.limits import PAGE_ROWS_MAX, SITE_IDS_MAX
 from floodmark.model.partition import CommitLimits, Content, LinkGuard
-from floodmark.model.ranges import KeyRange, after, prefix_end
+from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.record import AtomicAnswer, Record, Versioned
 from floodmark.model.version import Version, moment_of
 from floodmark.partition.atomic_reading import read_batches
@@ -241,8 +241,12 @@ class LocalPartition(PreparingPartition):
         floor = self._prepared.floor
         if floor is not None and floor < at:
             # Later prepares lie above `at`, which the clock has passed.
-            within = keys if isinstance(keys, KeyRange) else _range_of(namespace, keys)
-            self._settle(self._prepared.within(within, until=at))
+            if isinstance(keys, bytes):
+                writes = [write for write in self._prepared.on((keys,)) if write.version <= at]
+            else:
+                within = keys or KeyRange(namespace, prefix_end(namespace))
+                writes = self._prepared.within(within, until=at)
+            self._settle(writes)
         self._require_kept(namespace, at)
 
     def _require_kept(self, namespace: bytes, at: Version) -> None:
@@ -372,8 +376,8 @@ class LocalPartition(PreparingPartition):
         return 0 if commit.writes is None else len(commit.writes.keys)
 
     def resolved_version(self) -> Version:
-        # Not the node's: a partition that came with prepared writes is behind the others.
-        resolved = self._committer.resolve()
+        # Not the node's: prepared writes hold back only the partitions that they are in.
+        resolved = self._committer.resolve(self.range)
         # A new owner may write below what this node resolves to after it has given the partition away.
         if self.retired:
             raise moved(self)
@@ -403,11 +407,6 @@ def _live_since(partition: LocalPartition, key: bytes, since: Version) -> bytes 
     if found is None or found[0] > since or partition._live(prefix, found, None) is None:
         return None
     return found[1]
-
-
-def _range_of(namespace: bytes, key: bytes | None) -> KeyRange:
-    """The range of a qualified key, or of all keys of a namespace."""
-    return KeyRange(namespace, prefix_end(namespace)) if key is None else KeyRange(key, after(key))
 
 
 def observe_version(committer: Committer, version: Version) -> None:

@@ -94,7 +94,7 @@ class PreparingPartition:
         return step.fate
 
     def ended_prepared(self, transactions: Sequence[str], siblings: Sequence[bytes]) -> list[bool]:
-        found = [self._prepared.find(transaction, self.range) is None for transaction in transactions]
+        found = [each is None for each in map(self._prepared.find_first, transactions, siblings)]
         # A new owner may have it prepared.
         if self.retired or not all(map(self.range.contains, siblings)):
             raise moved(self)

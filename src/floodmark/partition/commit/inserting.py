@@ -44,7 +44,7 @@ from floodmark.model.ranges import after
 from floodmark.model.version import Version
 from floodmark.partition.commit.commit import CommitTally, tally_one
 from floodmark.partition.commit.expiry_index import index_rows
-from floodmark.partition.commit.merging import apply_at, is_state, kind_of, mark_like
+from floodmark.partition.commit.merging import is_state, kind_of, mark_like
 from floodmark.partition.families import DATA, LOG
 from floodmark.partition.read.records import find_stored
 
@@ -89,16 +89,16 @@ class Insertion:
 
     def add(self, key: bytes, prefix: bytes, value: bytes) -> None:
         """Insert the write of a qualified key.  The keys come in order."""
+        written: Written | None
         base = find_stored(self._engine, prefix, self._version)
         before = None if base is None else base[1]
         if value[-1] & HAS_ORIGIN:
-            row = None if base is None else (prefix + encode_version(base[0]), base[1])
-            copied = apply_at(self._version, self._site)(key, row, value)
-            if copied is None:
-                return
-            written = mark_like(value, copied)
+            written = _copy(base, value, self._version, self._site)
         else:
-            written = mark_like(value, _write(before, value, self._version, self._site))
+            written = _write(before, value, self._version, self._site)
+        if written is None:
+            return
+        written = mark_like(value, written)
         self._rows.append((DATA, prefix + encode_version(self._version), written.stored))
         self.keys.append(key)
         self.logged.append(written.logged)
@@ -223,6 +223,16 @@ def _write(current: bytes | None, value: bytes, version: Version, site: int) -> 
     if not _is_alike(current, logged):
         return Written(logged, logged)
     return Written(logged, merge_states(current, logged, own=Stamp(version, site)))
+
+
+def _copy(base: tuple[Version, bytes] | None, value: bytes, version: Version, site: int) -> Written | None:
+    """The record that a copy makes of the record below it; None if it loses to that."""
+    if not is_state(value):
+        loses = base is not None and _stamp(*base, site) >= find_origins([value])[0]
+        return None if loses else Written(value, value)
+    current = base[1] if base is not None and _is_alike(base[1], value) else None
+    stored = merge_states(current, value, own=Stamp(version, site))
+    return None if stored is current else Written(value, stored)
 
 
 def _stamp_counter(current: bytes | None, value: bytes, version: Version, site: int) -> bytes:

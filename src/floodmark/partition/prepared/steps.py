@@ -25,7 +25,7 @@ from floodmark.model.version import Version, physical_ms
 from floodmark.partition.commit.batches import BatchCache
 from floodmark.partition.commit.commit import CommitTally, CommittingPartition, Mint, RoundStep, Writes
 from floodmark.partition.commit.inserting import Insertion
-from floodmark.partition.commit.merging import apply_at, is_state, merge_writes, write_at
+from floodmark.partition.commit.merging import apply_at, has_origins, is_state, merge_writes, write_at
 from floodmark.partition.commit.storage import Storage
 from floodmark.partition.commit.tail import LiveTail, TailEntry
 from floodmark.partition.families import LOG
@@ -93,6 +93,9 @@ class Prepare(RoundStep):
         place, writes, transaction = self._place, self._prepared, self._transaction
         standing = place.prepared.find(transaction, self._partition.range)
         if standing is not None:
+            if self._siblings and standing.keys[0] != writes.keys[0]:
+                # Partitions of the batch were merged after it was begun.
+                raise refused(transaction)
             self._require_same(standing)
             self._write, self.version = standing, standing.version
             return ()
@@ -118,14 +121,10 @@ class Prepare(RoundStep):
         if self._siblings:
             prepared = BatchOutcome(Decision.UNDECIDED, version, tuple(self._siblings))
             rows.append(store_outcome(transaction, writes.keys[0], prepared))
-        self._write = OpenWrite(
-            transaction,
-            version,
-            writes.keys,
-            writes.size,
-            sum(write.bytes for write in others),
-            siblings=self._siblings,
-        )
+        self._write = OpenWrite(transaction, version, writes.keys, writes.size, 0, siblings=self._siblings)
+        # Each of the others may commit above this one, or below.
+        for other in others:
+            self._write.leave_room(other.bytes, len(other.keys))
         place.prepared.add(self._write)
         self.version = version
         return rows
@@ -147,7 +146,7 @@ class Prepare(RoundStep):
         storage = self._place.storage
         if storage.dropped:
             storage.require_not_dropped(self._prepared.keys)
-        if storage.is_unusual:
+        if storage.is_unusual and self._prepared.own:
             storage.require_writers()
         if self._partition.sealing:
             raise Retryable(
@@ -193,7 +192,7 @@ class CommitPrepared(RoundStep):
         if write is None or values is None:
             return ()
         self._require_free(write)
-        if place.storage.is_unusual:
+        if place.storage.is_unusual and not has_origins(values):
             place.storage.require_writers()
         insertion = Insertion(
             place.engine, partition.log_id, self._at, place.site, place.storage.log_row_bytes_max
@@ -283,8 +282,12 @@ class AbortPrepared(RoundStep):
         self._rows: Sequence[WriteRow] = ()
 
     def take(self, mint: Mint) -> Sequence[WriteRow]:
-        place, transaction = self._place, self._transaction
-        write = place.prepared.find(transaction, self._partition.range)
+        place, transaction, key = self._place, self._transaction, self._key
+        write = (
+            place.prepared.find(transaction, self._partition.range)
+            if key is None
+            else place.prepared.find_first(transaction, key)
+        )
         if write is not None and not is_stored(place.engine, write):
             write = None
         if write is None:

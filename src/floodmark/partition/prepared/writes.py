@@ -1,14 +1,15 @@
-"""Prepared writes: stored durably, but invisible until their transaction is decided.
+"""Prepared writes: stored durably, but invisible until their transaction or atomic batch is decided.
 
 A transaction prepares its writes and gets a version p.  It then commits at a version c at or above p, the
-highest of all its partitions, or it aborts.  Each prepared key is one metadata row:
+highest of all its partitions, or it aborts.  So does a batch, whose row has more (`outcomes.py`).  Each
+prepared key is one metadata row:
 
     "prepared/" | length 1 | transaction, UTF-8 | qualified key  ->  p: 8 bytes, big-endian | value
 
 The row names no partition.  Memory holds the keys of a write; a commit reads its values again.
 
 **Nothing appears at or below an announced version.**  An open write is a slot at p: `floor` is the version
-before the lowest p, and no resolved version passes it.
+before the lowest p, and no resolved version of its partition passes it.
 - A round of the committer prepares.  It sets its own floor before it mints p, and removes that floor after
   the write is in this table; readers of the floors read this one last.  So one of the two holds p back.
 - A commit has a version c >= p.  The write leaves this table when its records are synced and in the live
@@ -24,8 +25,8 @@ read settles it first (`settling.py`).
 **On each key commit order is stamp order.**  Below c all stamps are lower: a record's stamp never exceeds its
 version.  Records above c were written while this write was open, so they are not resolved: no feed and no
 snapshot has them.  The engine batch of the commit rewrites them as if the commit had come first
-(`inserting.py`).  Two transactions never have one key here at once, and a conditional write, such as
-`compare_and_set`, settles this write first.
+(`inserting.py`), those of other batches on the key too.  Two transactions never have one key here at once,
+and a conditional write, such as `compare_and_set`, settles this write first.
 
 **Sums are exact.**  Heartbeats count up to a resolved version, so neither c nor a change above it was
 counted; the commit corrects the tallies that wait for the next heartbeat, or reports that one is missing.
@@ -104,6 +105,12 @@ class OpenWrite:
         """Whether one of its keys lies in a range."""
         place = bisect_left(self.keys, keys.start)
         return place < len(self.keys) and keys.contains(self.keys[place])
+
+    def leave_room(self, size: int, changes: int) -> None:
+        """Count a commit that its own commit may have to rewrite."""
+        assert self.newer_bytes is not None
+        self.newer_bytes += size
+        self.newer_changes += changes
 
     def describe(self) -> PreparedWrite:
         """The write as others see it."""
@@ -222,10 +229,19 @@ class PreparedWrites:
         # Others may have come to stand at the same places meanwhile.
         return [write for write in found if write is not None and (until is None or write.version <= until)]
 
+    def floor_of(self, keys: KeyRange) -> Version | None:
+        """The version before the lowest p of a write on keys of a range; None if there is none."""
+        found = map(self._writes.get, self._versions[:])
+        return next((each.version - 1 for each in found if each is not None and each.overlaps(keys)), None)
+
     def find(self, transaction: str, keys: KeyRange) -> OpenWrite | None:
         """The write of a transaction or batch in a range; each partition holds at most one."""
         found = self._by_id.get(transaction, ())
         return next((write for write in found if write.overlaps(keys)), None)
+
+    def find_first(self, batch: str, key: bytes) -> OpenWrite | None:
+        """The write of a batch whose first key is this; after a merge a partition may hold another of it."""
+        return next((write for write in self._by_id.get(batch, ()) if write.keys[0] == key), None)
 
     def on(self, keys: Iterable[bytes]) -> list[OpenWrite]:
         """The writes on some qualified keys."""
@@ -263,9 +279,7 @@ class PreparedWrites:
         ]
         if not crowded:
             for write in writes:
-                assert write.newer_bytes is not None
-                write.newer_bytes += commit.size
-                write.newer_changes += changes
+                write.leave_room(commit.size, changes)
         return crowded
 
     def release(self) -> None:
