@@ -44,7 +44,7 @@ from floodmark.partition.families import DATA, LOG
 from floodmark.partition.node import ended_batches, forget_batches
 from floodmark.partition.prepared import settling
 from floodmark.partition.prepared import steps as preparing
-from floodmark.partition.prepared.outcomes import Outcome, read_outcomes, store_outcome
+from floodmark.partition.prepared.outcomes import BatchOutcome, read_outcomes, store_outcome
 from floodmark.partition.prepared.steps import AbortPrepared
 from floodmark.partition.prepared.writes import PreparedWrites
 from floodmark.site import Site
@@ -514,7 +514,7 @@ def refuse_in_words(_: AbortPrepared) -> Sequence[WriteRow]:
     return ()
 
 
-def forget_commits(batch: str, key: bytes, outcome: Outcome | None) -> WriteRow:
+def forget_commits(batch: str, key: bytes, outcome: BatchOutcome | None) -> WriteRow:
     kept = outcome is None or outcome.decision is not Decision.COMMIT
     return store_outcome(batch, key, outcome if kept else None)
 
