@@ -10,6 +10,9 @@
 import os
 import signal
 from collections.abc import Generator, Iterator
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -69,6 +72,24 @@ class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling:
     return Scheduling(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Import a share of the test modules first.
+
+    Each process of a whole run collects all tests.  The first import of a module rewrites its assertions and
+    stores the result, so that the other processes only load it.
+    """
+    config = session.config
+    worker = getattr(config, "workerinput", None)
+    if worker is not None and config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+        tests = Path(__file__).parent
+        number, count = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
+        for path in sorted(tests.rglob("test_*.py"))[number::count]:
+            # The collection imports the module again and reports the error.
+            with suppress(Exception):
+                import_module(".".join(path.relative_to(tests.parent).with_suffix("").parts))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
