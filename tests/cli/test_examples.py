@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.support import PROCESS_SECONDS_MAX, ROOT
-from tests.server import test_unread_counts
+from tests.server import test_badges, test_unread_counts
 from tests.spark import test_examples as on_spark
 
 OUTPUTS = {
@@ -34,7 +34,10 @@ upsert b'grace' b'rear admiral'
 def test_every_example_is_run() -> None:
     assert {
         path.name for path in (ROOT / "examples").glob("*.py")
-    } == OUTPUTS.keys() | on_spark.OUTPUTS.keys() | {test_unread_counts.EXAMPLE.name}
+    } == OUTPUTS.keys() | on_spark.OUTPUTS.keys() | {
+        test_badges.EXAMPLE.name,
+        test_unread_counts.EXAMPLE.name,
+    }
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
