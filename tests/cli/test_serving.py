@@ -54,6 +54,7 @@ def test_the_ready_line_says_where_it_is(directory: Path) -> None:
             assert told in page.read().decode()
 
 
+@pytest.mark.slow
 def test_the_ready_line_for_people(directory: Path) -> None:
     with running("serve", directory, "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0") as process:
         assert process.stdout is not None

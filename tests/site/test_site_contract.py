@@ -273,6 +273,7 @@ def test_contract_finds_a_fault(fault: Fault, name: str, tmp_path: Path) -> None
     assert failures(FaultySite(fault), name, tmp_path)
 
 
+@pytest.mark.slow
 def test_contract_finds_no_fault_where_there_is_none(tmp_path: Path) -> None:
     contract = FaultySite(lambda _: None)
     names = {name for names in FAULTS.values() for name in names}

@@ -9,6 +9,7 @@ from contextlib import suppress
 from datetime import timedelta
 
 import pytest
+from tests.sizes import only
 from tests.transaction.support import COMMIT, LONG, OPEN, World, decide, partition, subscription
 from tests.waiting import HANG_SECONDS
 
@@ -214,7 +215,7 @@ def visit(plan: FaultPlan, *, enabled: bool) -> bool:
 PLANS = [(kind, 0) for kind in Fault] + [(kind, 1) for kind in sorted(UNKNOWN_FAULTS)]
 
 
-@pytest.mark.parametrize("enabled", [True, False], ids=["batched", "bare"])
+@pytest.mark.parametrize("enabled", only([True], [True, False]), ids=["batched", "bare"])
 @pytest.mark.parametrize(("kind", "recover_failures"), PLANS)
 def test_every_step_may_fail(kind: Fault, recover_failures: int, enabled: bool) -> None:
     steps = 0
