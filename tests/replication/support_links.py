@@ -73,9 +73,9 @@ class Mesh:
                 applier.add(rows)
             return applier.finish()
 
-    def step(self, source: str, target: str) -> Applied:
+    def step(self, source: str, target: str, names: Sequence[str] = ("users",)) -> Applied:
         """Take the next step of a link."""
-        return run_step(self[source].host, self[target].host, self.plan(source, target))
+        return run_step(self[source].host, self[target].host, self.plan(source, target, names))
 
     def exchange(self) -> None:
         """A heartbeat everywhere, and a step of every link."""

@@ -13,7 +13,8 @@ from tests.links.support import Replication, Served, ServeSite, SiteProcess, des
 from tests.waiting import HANG_SECONDS, wait_until
 
 from floodmark.links.connections import SiteConnections, attend
-from floodmark.links.planning import LinkOptions, Piece, Planner, plan_all
+from floodmark.links.planning import LinkOptions, Planner, plan_all
+from floodmark.links.reading import Piece
 from floodmark.links.steps import run_step
 from floodmark.model.errors import Unreachable
 from floodmark.model.ranges import KeyRange

@@ -52,7 +52,7 @@ import pyarrow
 from numpy.typing import NDArray
 
 from floodmark.codec.stamps import is_first_written_at
-from floodmark.codec.values import HAS_ORIGIN, HAS_STAMPS
+from floodmark.codec.values import HAS_ORIGIN, HAS_STAMPS, IN_BATCH
 from floodmark.columns.packed import Packed, borders_of, window
 from floodmark.model.change import Heartbeat, Sums, Tally
 from floodmark.model.errors import Corruption
@@ -282,6 +282,22 @@ def is_own(row: bytes, site: int) -> bool:
         return True
     last = [length for (length,) in _COUNT.iter_unpack(lengths) if length != _BY_REFERENCE][-1]
     return is_first_written_at(site, row[-last:])
+
+
+def may_be_batch(row: bytes) -> bool:
+    """Whether a commit may be an atomic batch, whose changes all have the mark; False is certain.
+
+    >>> from floodmark.codec.values import encode_value, mark_batch
+    >>> value = encode_value(b"1")
+    >>> [may_be_batch(encode_commit([b"a"], [each])[0]) for each in (value, mark_batch(value), bytes(5000))]
+    [False, True, True]
+    """
+    if row[:1] != COMMIT_BYTE:
+        return False
+    (count,) = _COUNT.unpack_from(row, 1)
+    lengths = row[_COMMIT_HEAD.size + 2 * count : _COMMIT_HEAD.size + 6 * count]
+    # A row whose values are all large ends with a key.
+    return lengths == b"\xff" * len(lengths) or bool(row[-1] & IN_BATCH)
 
 
 def holds_copies_only(row: bytes, site: int) -> bool:

@@ -216,13 +216,15 @@ def _with_nulls(numbers: NDArray[Any], having: Flags, kind: pyarrow.DataType) ->
     return pyarrow.array(numbers.astype(kind.to_pandas_dtype()), kind, mask=~having)
 
 
-def qualify_keys(namespace: int, keys: pyarrow.BinaryArray) -> pyarrow.BinaryArray:
-    """Users' keys with the three bytes of their namespace in front.
+def qualify_keys(namespace: int | pyarrow.BinaryArray, keys: pyarrow.BinaryArray) -> pyarrow.BinaryArray:
+    """Users' keys with the three bytes of their namespace in front, which are given by key or by its id.
 
     >>> qualify_keys(1, pyarrow.array([b"ada"])).to_pylist()
     [b'\\x00\\x00\\x01ada']
     """
-    return _join(pyarrow.scalar(encode_namespace(namespace), BINARY), keys)
+    if isinstance(namespace, int):
+        namespace = pyarrow.scalar(encode_namespace(namespace), BINARY)
+    return _join(namespace, keys)
 
 
 def join_values(

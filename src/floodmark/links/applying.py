@@ -1,8 +1,9 @@
 """Applies changes of another site: commits stay whole, and each change counts at most once.
 
-**Commits stay whole.** A batch becomes one commit in each partition of the target, so it ends only where a
-commit of the source ends.  A batch ends before a commit that writes one of its keys again.  A batch that is
-too large for one commit of the target is sent in halves.
+**Commits stay whole.** A batch becomes one commit of the target, so it ends only where a commit of the source
+ends.  A batch ends before a commit that writes one of its keys again.  A batch that is too large for one
+commit of the target is sent in halves; an atomic batch of the source is never divided, and a target that does
+not take it refuses the step.
 
 **No change comes late.**  The target refuses the writes of a slow task that was repeated, inside the commit,
 because the link has moved on: a tombstone that would have kept them dead may be collected.
@@ -18,7 +19,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from itertools import pairwise
 from types import TracebackType
 from typing import Final
 
@@ -28,10 +28,13 @@ import pyarrow.compute
 from numpy.typing import NDArray
 
 from floodmark.accounting.counting import Digests, Versions
+from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.records import digest_records, qualify_keys
+from floodmark.codec.values import IN_BATCH
 from floodmark.columns.pairs import Pairs
 from floodmark.host.ports import Host
 from floodmark.links.reading import RowKind, decode_beat
+from floodmark.model.change import NamespaceBeat
 from floodmark.model.errors import CommitTooLarge
 from floodmark.model.limits import MIB
 from floodmark.model.partition import ApplyStream, LinkGuard, LoadStream, WriteStream
@@ -63,10 +66,12 @@ class Applier:
             starts={each.target_id: each.start for each in step.namespaces},
         )
         self._sender = Sender(target, ApplyStream(True, guard))
-        self._parts = [
-            _NamespacePart(namespace, self._sender, batch_rows_max, batch_bytes_max)
-            for namespace in step.namespaces
-        ]
+        self._parts = [_NamespacePart(namespace) for namespace in step.namespaces]
+        lags = [part.applied.lags for part in self._parts]
+        self._batches = Batches(self._sender, lags, batch_rows_max, batch_bytes_max)
+        self._since = numpy.array([each.since for each in step.namespaces], numpy.uint64)
+        self._until = numpy.array([each.until for each in step.namespaces], numpy.uint64)
+        self._names = pyarrow.array([encode_namespace(each.target_id) for each in step.namespaces])
 
     def __enter__(self) -> "Applier":
         return self
@@ -81,74 +86,77 @@ class Applier:
 
     def add(self, rows: pyarrow.RecordBatch) -> None:
         """Apply rows of `reading.py`.  A commit may continue in the next batch."""
-        indexes, kinds = rows.column(0).to_numpy(), rows.column(2).to_numpy()
-        borders = numpy.flatnonzero((indexes[1:] != indexes[:-1]) | (kinds[1:] != kinds[:-1])) + 1
-        for start, end in pairwise([0, *borders.tolist(), rows.num_rows]):
-            if start == end:
-                continue
-            part, run = self._parts[indexes[start]], rows.slice(start, end - start)
-            if kinds[start] == RowKind.CHANGE:
-                part.add_changes(run)
-            elif kinds[start] == RowKind.HEARTBEAT:
-                part.add_beats(run)
+        rows = self._within(rows)
+        changes = _only(rows, rows.column(2).to_numpy() == RowKind.CHANGE)
+        if changes.num_rows:
+            self._add_changes(changes)
+        # After the changes: the sums of a heartbeat hold those at or below it, whatever follows.
+        others = _only(rows, rows.column(2).to_numpy() != RowKind.CHANGE)
+        for index, _, kind, _, record in zip(*(column.to_pylist() for column in others.columns), strict=True):
+            if kind == RowKind.HEARTBEAT:
+                self._parts[index].add_beat(decode_beat(record))
             else:
-                part.applied.scanned = True
+                self._parts[index].applied.scanned = True
+
+    def _within(self, rows: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
+        """The rows after the positions of the link, up to the end of the step."""
+        indexes, versions = rows.column(0).to_numpy(), rows.column(1).to_numpy()
+        return _only(rows, (versions > self._since[indexes]) & (versions <= self._until[indexes]))
+
+    def _add_changes(self, rows: pyarrow.RecordBatch) -> None:
+        places, versions, records = rows.column(0).to_numpy(), rows.column(1).to_numpy(), rows.column(4)
+        for place in numpy.unique(places).tolist():
+            own = _only(rows, places == place)
+            self._parts[place].count(own.column(1).to_numpy(), own.column(3), own.column(4))
+        keys = qualify_keys(self._names.take(rows.column(0)), rows.column(3))
+        self._batches.add(CommitBatch(versions, keys, records, places))
 
     def finish(self) -> Applied:
         """Return when all rows are applied and durable."""
-        for part in self._parts:
-            part.finish()
+        self._batches.finish()
         self._sender.settle(0)
-        return Applied({part.step.name: part.applied for part in self._parts})
+        return Applied({part.step.name: part.finish() for part in self._parts})
 
 
 class _NamespacePart:
-    """One namespace of a step on its way into the target."""
+    """The account of one namespace of a step."""
 
-    def __init__(self, step: NamespaceStep, sender: "Sender", rows_max: int, bytes_max: int) -> None:
+    def __init__(self, step: NamespaceStep) -> None:
         self.step = step
         self.applied = NamespaceApplied()
-        self._batches = Batches(sender, self.applied.lags, rows_max, bytes_max)
         # Digests of changes whose heartbeat has not come yet.
         self._digests = Digests()
 
-    def add_changes(self, rows: pyarrow.RecordBatch) -> None:
-        rows = self._within(rows)
-        if not rows.num_rows:
-            return
-        versions: Versions = rows.column(1).to_numpy()
-        keys, records = rows.column(3), rows.column(4)
+    def count(self, versions: Versions, keys: pyarrow.BinaryArray, records: pyarrow.BinaryArray) -> None:
         self._digests.add(versions, digest_records(keys, records))
         self.applied.changes += len(versions)
         self.applied.latest = int(versions[-1])
-        self._batches.add(CommitBatch(versions, qualify_keys(self.step.target_id, keys), records))
 
-    def add_beats(self, rows: pyarrow.RecordBatch) -> None:
-        for encoded in self._within(rows).column(4).to_pylist():
-            beat = decode_beat(encoded)
-            self.applied.beats.append(beat)
-            if beat.log is None:
-                self.applied.count(beat.through, self._digests.take_tally(beat.through))
+    def add_beat(self, beat: NamespaceBeat) -> None:
+        self.applied.beats.append(beat)
+        if beat.log is None:
+            self.applied.count(beat.through, self._digests.take_tally(beat.through))
 
-    def finish(self) -> None:
-        self._batches.finish()
+    def finish(self) -> NamespaceApplied:
         self.applied.rest = self._digests.take_tally()
+        return self.applied
 
-    def _within(self, rows: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
-        """The rows after the position of the link, up to the end of the step."""
-        versions = rows.column(1).to_numpy()
-        if versions.min() > self.step.since and versions.max() <= self.step.until:
-            return rows
-        return rows.filter(pyarrow.array((versions > self.step.since) & (versions <= self.step.until)))
+
+def _only(rows: pyarrow.RecordBatch, wanted: NDArray[numpy.bool_]) -> pyarrow.RecordBatch:
+    return rows if wanted.all() else rows.filter(pyarrow.array(wanted))
 
 
 @dataclass(slots=True)
 class CommitBatch:
-    """Rows of whole commits of the source, in order, for one commit of the target."""
+    """Rows of whole commits of the source, in order, for one commit of the target.
+
+    `places` are those of their namespaces in the step.
+    """
 
     versions: Versions
     keys: pyarrow.BinaryArray
     records: pyarrow.BinaryArray
+    places: NDArray[numpy.uint16]
     _pairs: Pairs | None = None
 
     def pairs(self) -> Pairs:
@@ -163,7 +171,7 @@ class CommitBatch:
         return sizes
 
     def halves(self) -> "tuple[CommitBatch, CommitBatch] | None":
-        """Two halves, cut at the end of a commit if there are several; None for a single row."""
+        """Two halves, cut at the end of a commit if there are several; None for one row or atomic batch."""
         count = len(self.keys)
         if count < 2:
             return None
@@ -171,10 +179,13 @@ class CommitBatch:
         start = int(numpy.searchsorted(self.versions, self.versions[middle], side="left"))
         end = int(numpy.searchsorted(self.versions, self.versions[middle], side="right"))
         cut = start if start > 0 else end if end < count else middle
+        if cut == middle and self.records[0].as_py()[-1] & IN_BATCH:
+            return None
         return self.part(0, cut), self.part(cut, count)
 
     def part(self, start: int, end: int) -> "CommitBatch":
-        return CommitBatch(self.versions[start:end], self.keys[start:end], self.records[start:end])
+        rows = slice(start, end)
+        return CommitBatch(self.versions[rows], self.keys[rows], self.records[rows], self.places[rows])
 
 
 class Batches:
@@ -183,7 +194,7 @@ class Batches:
     def __init__(
         self,
         sender: "Sender",
-        lags: LagCounts | None = None,
+        lags: Sequence[LagCounts] = (),
         rows_max: int = BATCH_ROWS_MAX,
         bytes_max: int = BATCH_BYTES_MAX,
     ) -> None:
@@ -196,6 +207,11 @@ class Batches:
 
     def add(self, piece: CommitBatch) -> None:
         """Take rows in their order.  The last commit is kept back: it may continue in the next piece."""
+        if not len(piece.versions):
+            return
+        if self._pieces and piece.versions[0] < self._pieces[-1].versions[-1]:
+            # Another namespace begins.
+            self.finish()
         self._keep(piece)
         if self._rows > self._rows_max or self._bytes > self._bytes_max:
             self._send(complete=False)
@@ -235,6 +251,7 @@ def _join(pieces: Sequence[CommitBatch]) -> CommitBatch:
         numpy.concatenate([piece.versions for piece in pieces]),
         pyarrow.concat_arrays([piece.keys for piece in pieces]),
         pyarrow.concat_arrays([piece.records for piece in pieces]),
+        numpy.concatenate([piece.places for piece in pieces]),
     )
 
 
@@ -268,9 +285,10 @@ class Sender:
     def __init__(self, target: Host, command: ApplyStream | LoadStream) -> None:
         self._target = target
         self._stream: WriteStream = target.write_stream(command)
-        self._sent: deque[tuple[CommitBatch, LagCounts | None, Future[int]]] = deque()
+        self._sent: deque[tuple[CommitBatch, Sequence[LagCounts], Future[int]]] = deque()
 
-    def send(self, batch: CommitBatch, lags: LagCounts | None) -> None:
+    def send(self, batch: CommitBatch, lags: Sequence[LagCounts]) -> None:
+        """Send a batch; `lags` are those of the namespaces, by place."""
         self._sent.append((batch, lags, self._stream.send(batch.pairs())))
         self.settle(UNSETTLED_MAX)
 
@@ -279,8 +297,8 @@ class Sender:
         while self._sent and (len(self._sent) > unsettled_max or self._sent[0][2].done()):
             batch, lags, answer = self._sent.popleft()
             self._finish(batch, answer)
-            if lags is not None:
-                lags.add_versions(batch.versions, self._target.physical_ms())
+            for place in numpy.unique(batch.places).tolist() if lags else ():
+                lags[place].add_versions(batch.versions[batch.places == place], self._target.physical_ms())
 
     def close(self) -> None:
         self._stream.close()

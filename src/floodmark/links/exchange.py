@@ -125,7 +125,10 @@ def _copy(
             numbers = numpy.arange(copied, copied + len(parts), dtype=numpy.uint64)
             columns = (pyarrow.array(column, pyarrow.binary()) for column in (parts.keys(), parts.values()))
             copied_keys, copied_records = columns
-            batches.add(CommitBatch(numbers, qualify_keys(target_id, copied_keys), copied_records))
+            qualified = qualify_keys(target_id, copied_keys)
+            batches.add(
+                CommitBatch(numbers, qualified, copied_records, numpy.zeros(len(parts), numpy.uint16))
+            )
             copied += len(parts)
         batches.finish()
         sender.settle(0)

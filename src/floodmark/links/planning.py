@@ -18,9 +18,9 @@ import msgspec
 from floodmark.clock import monotonic_ms
 from floodmark.feed import LIFETIME
 from floodmark.links.connections import Rest, SiteConnections, at_once, begin
+from floodmark.links.reading import Piece, whole_step
 from floodmark.links.steps import plan_step, positions_after
 from floodmark.model.errors import Closed, FloodmarkError, Unreachable
-from floodmark.model.ranges import KeyRange
 from floodmark.model.version import physical_ms
 from floodmark.replication.step import LinkStep, NamespacePosition, NamespaceStep
 from floodmark.site.address import SiteAddress
@@ -62,13 +62,6 @@ class LinkOptions(msgspec.Struct, frozen=True, kw_only=True):
     lifetime: timedelta = LIFETIME
 
 
-class Piece(NamedTuple):
-    """A range of users' keys of one namespace of a step, which is named by its place there."""
-
-    place: int
-    keys: KeyRange
-
-
 class Planned(NamedTuple):
     """A step, and the pieces that each of its tasks reads."""
 
@@ -97,17 +90,6 @@ class LinkPace:
         return is_due
 
 
-def moving_namespaces(step: LinkStep) -> list[tuple[int, NamespaceStep]]:
-    """The namespaces of a step that have something to read, with their places."""
-    places = enumerate(step.namespaces)
-    return [(place, namespace) for place, namespace in places if namespace.until > namespace.since]
-
-
-def whole_step(step: LinkStep, _source: Site | None = None) -> list[list[Piece]]:
-    """All of a step as one task."""
-    return [[Piece(place, KeyRange()) for place, _ in moving_namespaces(step)]]
-
-
 class Planner:
     """Plans the steps of one link.  `share` cuts a step into tasks.
 
@@ -118,7 +100,7 @@ class Planner:
         self,
         link: LinkOptions,
         sites: SiteConnections,
-        share: Callable[[LinkStep, Site], list[list[Piece]]] = whole_step,
+        share: Callable[[LinkStep, Site], list[list[Piece]]] = lambda step, _: [whole_step(step)],
     ) -> None:
         self._link = link
         self._sites = sites
@@ -164,7 +146,7 @@ class Planner:
         """The tasks of the step that was taken last; any other step is one task."""
         if self._planned is not None and self._planned.step == step:
             return self._planned.shares
-        return whole_step(step)
+        return [whole_step(step)]
 
     def confirm(self, step: LinkStep) -> None:
         """The target noted a step: plan the next one without asking for its position."""

@@ -9,14 +9,16 @@ A row is a change, a heartbeat, or a mark that a scan found the rows before it:
     HEARTBEAT   its own         empty           a `NamespaceBeat`
     SCANNED     the step's end  empty           empty
 
-`namespace` is the place of the namespace in the step.  Rows of a namespace stand in version order.  A part
-that reads only some of the keys still gets all heartbeats, so that each part closes its own sums at each of
-them, and the sums of all parts can be added.
+`namespace` is the place of the namespace in the step.  Rows of a namespace stand in version order; in a step
+with atomic batches, those of all namespaces do, so that a batch stands together.  A part that reads only some
+of the keys still gets all heartbeats, so that each part closes its own sums at each of them, and the sums of
+all parts can be added.
 """
 
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
-from typing import Any, Final
+from itertools import chain
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy
@@ -57,10 +59,52 @@ class RowKind(IntEnum):
     SCANNED = 2
 
 
+class Piece(NamedTuple):
+    """A range of users' keys of one namespace of a step, which is named by its place there."""
+
+    place: int
+    keys: KeyRange
+
+
+def whole_step(step: LinkStep) -> list[Piece]:
+    """All of a step."""
+    places = enumerate(step.namespaces)
+    return [Piece(place, KeyRange()) for place, each in places if each.until > each.since]
+
+
 def read_step(source: Host, step: LinkStep) -> Iterator[pyarrow.RecordBatch]:
-    """All rows of a step, one namespace after the other."""
-    for index in range(len(step.namespaces)):
-        yield from read_part(source, step, index)
+    """All rows of a step."""
+    return read_pieces(source, step, whole_step(step))
+
+
+def read_pieces(source: Host, step: LinkStep, pieces: Sequence[Piece]) -> Iterator[pyarrow.RecordBatch]:
+    """The rows of pieces of a step: one after the other, or in version order if it has atomic batches."""
+    parts = [read_part(source, step, place, keys) for place, keys in pieces]
+    return _merge(parts) if step.batches and len(parts) > 1 else chain.from_iterable(parts)
+
+
+def _merge(parts: Sequence[Iterator[pyarrow.RecordBatch]]) -> Iterator[pyarrow.RecordBatch]:
+    """The rows of all parts in version order.  A batch of each is in memory, and ends with a whole commit."""
+    heads = {part: rows for part in parts if (rows := next(part, None)) is not None}
+    while heads:
+        # As a number of the columns' own kind: any other is compared as a float.
+        last = min(rows.column("version").to_numpy()[-1] for rows in heads.values())
+        taken = []
+        for part, rows in list(heads.items()):
+            end = int(numpy.searchsorted(rows.column("version").to_numpy(), last, side="right"))
+            taken.append(rows.slice(0, end))
+            left = rows.slice(end) if end < rows.num_rows else next(part, None)
+            if left is None:
+                del heads[part]
+            else:
+                heads[part] = left
+        yield _in_order(taken)
+
+
+def _in_order(batches: Sequence[pyarrow.RecordBatch]) -> pyarrow.RecordBatch:
+    rows = pyarrow.concat_batches(batches)
+    order = numpy.argsort(rows.column("version").to_numpy(), kind="stable")
+    return rows.take(pyarrow.array(order))
 
 
 def read_part(
@@ -86,9 +130,7 @@ def read_part(
         if batch.heartbeats:
             beats = [narrow_heartbeat(beat, step.source_id, namespace.source_id) for beat in batch.heartbeats]
             encoded = [(beat.version, encode_beat(beat)) for beat in beats]
-            both = pyarrow.concat_batches([rows, _special_rows(index, RowKind.HEARTBEAT, encoded)])
-            order = numpy.argsort(both.column("version").to_numpy(), kind="stable")
-            rows = both.take(pyarrow.array(order))
+            rows = _in_order([rows, _special_rows(index, RowKind.HEARTBEAT, encoded)])
         if rows.num_rows:
             yield rows
     if scanned:

@@ -78,6 +78,7 @@ def plan_step(
             if position.name in ends
         ),
         changes=_count(ends.values()),
+        batches=any(cut.batches for cut in ends.values()),
         stalled=stalled,
     )
 

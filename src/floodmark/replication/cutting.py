@@ -79,6 +79,7 @@ def cut_link(
             until=common if start[name] == furthest else cut.version,
             loaded=source.loaded_version(name, positions[name]) if start[name] > positions[name] else 0,
             changes=cut.changes,
+            batches=cut.batches,
         )
         for name, cut in cuts.items()
     ]
@@ -91,7 +92,7 @@ def _cut_return(source: LinkSource, name: str, start: Version, returned: Version
     if cut.resolved < returned:
         raise Rejoining(f"site {source.site!r} was restored a moment ago; ask again", site=source.site)
     # Where the log was trimmed, the cut ends earlier, and its count is not known.
-    return ChangesCut(returned, cut.changes if cut.version == returned else None, cut.resolved)
+    return ChangesCut(returned, cut.changes if cut.version == returned else None, cut.resolved, cut.batches)
 
 
 def _too_late(site: str, name: str, start: Version) -> VersionCollected:

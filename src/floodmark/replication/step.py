@@ -43,8 +43,8 @@ class NamespacePosition(msgspec.Struct, frozen=True, kw_only=True):
 class NamespaceCut(msgspec.Struct, frozen=True, kw_only=True):
     """The begin and end of the next step of a namespace, and the namespace's id at the source.
 
-    `changes` is their number, None if the source does not know it.  `loaded` is as in `NamespaceStep`.  With
-    a `problem` there is no step.
+    `changes` is their number, None if the source does not know it, and `batches` is False if none is of an
+    atomic batch.  `loaded` is as in `NamespaceStep`.  With a `problem` there is no step.
     """
 
     name: str
@@ -53,6 +53,7 @@ class NamespaceCut(msgspec.Struct, frozen=True, kw_only=True):
     until: Version = 0
     loaded: Version = 0
     changes: int | None = 0
+    batches: bool = True
     problem: str | None = None
 
 
@@ -61,6 +62,7 @@ class LinkStep(msgspec.Struct, frozen=True, kw_only=True):
 
     `incarnation` counts the restores of the source: a target refuses changes of an earlier incarnation.
     `changes` is about their number, 0 only if there are none, and None if the source does not know it.
+    `batches` is False if none is of an atomic batch: else what is read of all keys is read in commit order.
     `stalled` gives the reasons why other namespaces take no part.
     """
 
@@ -69,6 +71,7 @@ class LinkStep(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int = 1
     namespaces: tuple[NamespaceStep, ...] = ()
     changes: int | None = None
+    batches: bool = True
     stalled: dict[str, str] = {}
 
     @property

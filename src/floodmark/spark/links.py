@@ -49,14 +49,11 @@ from floodmark.links.planning import (
     PAUSE_SECONDS,
     QUIET_PAUSE_SECONDS,
     LinkOptions,
-    Piece,
     Planner,
-    moving_namespaces,
     plan_all,
     report_stalled,
-    whole_step,
 )
-from floodmark.links.reading import read_part
+from floodmark.links.reading import Piece, read_pieces, whole_step
 from floodmark.model.errors import FloodmarkError, StaleLink
 from floodmark.replication.applied import Applied
 from floodmark.replication.step import LinkStep
@@ -189,16 +186,17 @@ class LinksReader(DataSourceStreamReader):
 
 
 def share_step(step: LinkStep, source: Site) -> list[list[Piece]]:
-    """The tasks of a step, along the partitions of the source; a small step is one task."""
-    if step.changes is not None and step.changes <= TASK_CHANGES:
-        return whole_step(step)
+    """The tasks of a step, along the partitions of the source; one of a step that is small or has batches."""
+    whole = whole_step(step)
+    if step.batches or (step.changes is not None and step.changes <= TASK_CHANGES):
+        return [whole]
     maps = source.host.router.maps
     maps.refresh()
     partitions = [partition.range for partition in maps.map.partitions]
     return [
         [Piece(place, users_keys(keys))]
-        for place, namespace in moving_namespaces(step)
-        for keys in plan_ranges(partitions, qualify_range(namespace.source_id))
+        for place, _ in whole
+        for keys in plan_ranges(partitions, qualify_range(step.namespaces[place].source_id))
     ]
 
 
@@ -287,9 +285,8 @@ def _take_step(link: LinkOptions, head: StepOfLink, transform: Transform | None)
     """Read the pieces of a task at the source, and apply them at the target."""
     source = WORKER_SITES.get(link.source).host
     with Applier(WORKER_SITES.get(link.target).host, head.step) as applier:
-        for place, keys in head.pieces:
-            for rows in read_part(source, head.step, place, keys):
-                applier.add(rows if transform is None else transform(rows))
+        for rows in read_pieces(source, head.step, head.pieces):
+            applier.add(rows if transform is None else transform(rows))
         return applier.finish()
 
 

@@ -12,7 +12,7 @@ from itertools import chain, groupby
 
 import msgspec
 
-from floodmark.codec.changelog import count_changes, decode_row, is_own
+from floodmark.codec.changelog import count_changes, decode_row, is_own, may_be_batch
 from floodmark.codec.ordered import qualify_range
 from floodmark.feed.safepoints import SafePoints
 from floodmark.model.change import Heartbeat
@@ -29,12 +29,13 @@ class ChangesCut(msgspec.Struct, frozen=True):
     """A step: its last version, its number of changes, and the resolved version when it was chosen.
 
     `changes` is exact if a limit was given; without one, counting ends at the first commit.  None means that
-    the change log was trimmed.
+    the change log was trimmed.  `batches` is False if none of the changes is of an atomic batch.
     """
 
     version: Version
     changes: int | None
     resolved: Version
+    batches: bool = True
 
 
 class CutRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,14 +71,14 @@ def cut_changes(node: Node, safe_points: SafePoints, request: CutRequest) -> Cha
         resolved = node.resolved_version()
         end = resolved if request.until is None else min(resolved, request.until)
         if end <= since:
-            return ChangesCut(max(end, request.since), 0, resolved)
+            return ChangesCut(max(end, request.since), 0, resolved, batches=False)
         keys = qualify_range(request.namespace)
-        version, changes = _cut(node, keys, since, end, request)
+        version, changes, batches = _cut(node, keys, since, end, request)
         if request.at_heartbeat:
             through = _last_heartbeat(node, since, version)
             if since < through < version:
-                version, changes = _cut(node, keys, since, through, request)
-        return ChangesCut(version, changes, resolved)
+                version, changes, batches = _cut(node, keys, since, through, request)
+        return ChangesCut(version, changes, resolved, batches)
 
 
 def has_own_changes(node: Node, namespace: int, since: Version, until: Version) -> bool:
@@ -91,37 +92,41 @@ def has_own_changes(node: Node, namespace: int, since: Version, until: Version) 
 
 def _cut(
     node: Node, keys: KeyRange, since: Version, end: Version, request: CutRequest
-) -> tuple[Version, int | None]:
+) -> tuple[Version, int | None, bool]:
     try:
         return _count(node, keys, since, end, request)
     except VersionCollected:
-        return end if request.changes_max is None else min(end, node.retention.trimmed_version()), None
+        return end if request.changes_max is None else min(end, node.retention.trimmed_version()), None, True
 
 
 def _count(
     node: Node, keys: KeyRange, since: Version, end: Version, request: CutRequest
-) -> tuple[Version, int]:
+) -> tuple[Version, int, bool]:
     """Count commits until the next would exceed the limit."""
-    total, changes_max = 0, request.changes_max
-    for version, changes in _commits(node, keys, since, end, own=request.own):
+    total, changes_max, batches = 0, request.changes_max, False
+    for version, changes, is_batch in _commits(node, keys, since, end, own=request.own):
         if changes_max is None:
-            return end, changes
+            return end, changes, True
         if total and total + changes > changes_max:
-            return version - 1, total
+            return version - 1, total, batches
         total += changes
-    return end, total
+        batches = batches or is_batch
+    return end, total, batches
 
 
 def _commits(
     node: Node, keys: KeyRange, since: Version, end: Version, *, own: bool
-) -> Iterator[tuple[Version, int]]:
-    """The commits with changes of some keys, and how many.  A large commit has several lines."""
+) -> Iterator[tuple[Version, int, bool]]:
+    """The commits with changes of some keys, how many, and whether they may be of an atomic batch.
+
+    A large commit has several lines.
+    """
     lines = chain.from_iterable(node.read_log(since, end, keys))
     for version, parts in groupby(lines, version_of):
         counted = [row for _, row, _ in parts if not own or is_own(row, node.site_id)]
         changes = sum([count_changes(row, keys) for row in counted])
         if changes:
-            yield version, changes
+            yield version, changes, any(map(may_be_batch, counted))
 
 
 def _last_heartbeat(node: Node, since: Version, until: Version) -> Version:

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 from floodmark.host.directory import Identity
 from floodmark.host.ports import Host
 from floodmark.links.applying import Applier
-from floodmark.links.reading import read_part
+from floodmark.links.reading import Piece, read_pieces, whole_step
 from floodmark.links.steps import plan_step, run_step
 from floodmark.model.errors import (
     ClockSkew,
@@ -162,12 +162,14 @@ class Link:
             if (each.target_id, self.source.id) in rows
         )
 
-    def draw_ranges(self, random: Random) -> list[KeyRange]:
-        """The key ranges of the tasks of a step."""
-        if not self.in_parts:
-            return [KeyRange()]
+    def draw_shares(self, step: LinkStep, random: Random) -> list[list[Piece]]:
+        """The pieces of the tasks of a step.  A step with atomic batches is one task."""
+        whole = whole_step(step)
+        if step.batches or not self.in_parts:
+            return [whole]
         border = random.choice(KEYS)
-        return [KeyRange(b"", border), KeyRange(border, None)]
+        parts = KeyRange(b"", border), KeyRange(border, None)
+        return [[Piece(place, keys) for place, _ in whole] for keys in parts]
 
     def run_step(self) -> None:
         """Take one whole step to the present at once."""
@@ -222,12 +224,8 @@ class Driver:
             return
         yield
         applied = Applied()
-        for keys in self._link.draw_ranges(random):
-            batches = [
-                rows
-                for index in range(len(step.namespaces))
-                for rows in read_part(self._source.host, step, index, keys)
-            ]
+        for pieces in self._link.draw_shares(step, random):
+            batches = list(read_pieces(self._source.host, step, pieces))
             yield
             with Applier(
                 self._target.host, step, batch_rows_max=random.randint(1, BATCH_ROWS_MAX)
