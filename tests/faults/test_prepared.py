@@ -22,16 +22,21 @@ from floodmark.merge.counter import add_to_counter
 from floodmark.merge.fields import update_fields
 from floodmark.merge.policies import MergePolicy
 from floodmark.merge.states import stamp_state
+from floodmark.model.batch import mint_batch
 from floodmark.model.change import Stamp
 from floodmark.model.errors import FloodmarkError, OutcomeUnknown
 from floodmark.model.partition import Decision, Fate
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import VERSION_MAX, Version
 from floodmark.partition import FAMILIES, LocalPartition, Node, version_of
+from floodmark.partition.commit.commit import Mint
 from floodmark.partition.commit.tail import LiveTail
+from floodmark.partition.prepared.outcomes import read_outcomes
+from floodmark.partition.prepared.steps import AbortPrepared
 from floodmark.partition.prepared.writes import PREPARED, PreparedWrites
 from floodmark.site import Site, open_engine
 from floodmark.testing import Fault, FaultPlan, FaultyEngine, SimulatedCrash, SimulatedTime
+from floodmark.testing.clock import START_MS
 from floodmark.testing.engine import READS, UNKNOWN_FAULTS
 
 PLAIN, FIELDS, COUNTERS = (encode_namespace(number) for number in (1, 2, 3))
@@ -41,6 +46,7 @@ WRITTEN = {
     COUNTERS + b"key": add_to_counter(5),
 }
 T = "transaction"
+BATCH = mint_batch(START_MS)
 
 Log = dict[tuple[Version, bytes], bytes]
 
@@ -51,6 +57,7 @@ class Content(NamedTuple):
     data: tuple[tuple[bytes, bytes], ...]
     log: tuple[tuple[tuple[Version, bytes], bytes], ...]
     prepared: tuple[tuple[bytes, bytes], ...]
+    batches: tuple[tuple[bytes, Decision], ...]
 
 
 class World:
@@ -100,6 +107,7 @@ class World:
             tuple(families["data"]),
             tuple(sorted(self.read_log(0, VERSION_MAX))),
             tuple((key, value[8:]) for key, value in families["meta"] if key.startswith(PREPARED)),
+            tuple((key, outcome.decision) for _, key, outcome in read_outcomes(self.engine, START_MS + 1)),
         )
 
     def read_log(self, since: Version, until: Version) -> Iterator[tuple[tuple[Version, bytes], bytes]]:
@@ -133,30 +141,39 @@ class World:
 
 
 class Act(NamedTuple):
-    """A step, and whether its transaction has prepared before."""
+    """A step, and the transaction or batch that has prepared before."""
 
     run: Callable[[World], object]
-    prepared: bool
+    prepared: str | None
 
 
-def prepare(world: World) -> object:
-    world.version = world.partition.prepare(T, list(WRITTEN), list(WRITTEN.values()))
+def prepare(world: World, transaction: str = T) -> object:
+    siblings = [min(WRITTEN)] if transaction == BATCH else []
+    world.version = world.partition.prepare(transaction, list(WRITTEN), list(WRITTEN.values()), siblings)
     return world.version
 
 
+def refuse(world: World) -> None:
+    assert world.partition.ask_prepared(BATCH, min(WRITTEN)) == Fate(Decision.ABORT)
+
+
 ACTS = {
-    "prepare": Act(prepare, False),
-    "commit": Act(lambda world: world.partition.commit_prepared(T, world.version), True),
-    "commit later": Act(lambda world: world.partition.commit_prepared(T, world.version + 2), True),
-    "abort": Act(lambda world: world.partition.abort_prepared(T), True),
+    "prepare": Act(prepare, None),
+    "commit": Act(lambda world: world.partition.commit_prepared(T, world.version), T),
+    "commit later": Act(lambda world: world.partition.commit_prepared(T, world.version + 2), T),
+    "abort": Act(lambda world: world.partition.abort_prepared(T), T),
+    "prepare batch": Act(lambda world: prepare(world, BATCH), None),
+    "commit batch": Act(lambda world: world.partition.commit_prepared(BATCH, world.version), BATCH),
+    "abort batch": Act(lambda world: world.partition.abort_prepared(BATCH), BATCH),
+    "refuse batch": Act(refuse, None),
 }
 
 
 def make_world(act: Act) -> World:
     world = World(FaultyEngine(FAMILIES), SimulatedTime())
     world.write_history()
-    if act.prepared:
-        prepare(world)
+    if act.prepared is not None:
+        prepare(world, act.prepared)
         # The version that "commit later" commits at.
         world.node.committer.now()
         world.node.committer.now()
@@ -266,7 +283,13 @@ def write_in_two(engine: FaultyEngine, rows: Iterable[WriteRow], guards: Sequenc
     return True
 
 
+def take_unsynced(step: AbortPrepared, mint: Mint) -> Sequence[WriteRow]:
+    step.durable = False
+    return TAKE(step, mint)
+
+
 WRITE = FaultyEngine.write
+TAKE = AbortPrepared.take
 
 
 @pytest.mark.parametrize(
@@ -275,9 +298,15 @@ WRITE = FaultyEngine.write
         ("commit", FaultyEngine, "write", write_in_two),
         ("commit", PreparedWrites, "load", lambda _: None),
         ("prepare", PreparedWrites, "load", lambda _: None),
+        ("commit batch", FaultyEngine, "write", write_in_two),
+        ("abort batch", FaultyEngine, "write", write_in_two),
+        ("refuse batch", AbortPrepared, "take", take_unsynced),
         ("commit", LiveTail, "insert", lambda *_: None),
     ],
-    ids=["split batch", "not loaded after commit", "not loaded after prepare", "not in the tail"],
+    ids=[
+        *("split write", "not loaded after commit", "not loaded after prepare", "split commit of a batch"),
+        *("split abort of a batch", "refused without a sync", "not in the tail"),
+    ],
 )
 def test_what_is_planted_is_found(
     monkeypatch: pytest.MonkeyPatch, name: str, place: type, attribute: str, planted: object

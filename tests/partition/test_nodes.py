@@ -10,6 +10,7 @@ from tests.cluster import KEY, LATER, Cluster, put, serving
 from floodmark.codec.values import encode_value
 from floodmark.engine import Guard
 from floodmark.engine.base import WriteRow
+from floodmark.model.batch import mint_batch
 from floodmark.model.change import Heartbeat
 from floodmark.model.errors import (
     ClockSkew,
@@ -18,6 +19,7 @@ from floodmark.model.errors import (
     NotKeeper,
     PartitionMoved,
     SiteLocked,
+    TransactionEnded,
 )
 from floodmark.model.limits import NODES_MAX
 from floodmark.model.partition import Decision, Fate
@@ -33,6 +35,8 @@ from floodmark.partition.membership import (
     claim,
     load_beats,
 )
+from floodmark.partition.node import ended_batches
+from floodmark.routing.batches import ask_fate
 
 
 def test_each_node_mints_versions_of_its_own() -> None:
@@ -130,6 +134,41 @@ def test_prepared_writes_hold_the_successor_back_until_they_have_ended() -> None
     assert serving(second).resolved_version() > newer
     told = [line[0][:8] for page in second.node.read_log(0, newer, KeyRange()) for line in page]
     assert [int.from_bytes(version, "big") for version in told] == [prepared, newer]
+
+
+@pytest.mark.parametrize("way", ["move", "takeover"])
+def test_batches_and_what_became_of_them_go_with_their_keys(way: str) -> None:
+    cluster = Cluster()
+    first, second = cluster.nodes
+    value = [encode_value(b"1")]
+
+    def settle(batch: str, siblings: Sequence[bytes]) -> Fate:
+        owner = first if not serving(first).retired else second
+        return ask_fate(lambda key, call: call(serving(owner, key)), batch, siblings)
+
+    for node in cluster.nodes:
+        node.node.settle_by(lambda _: Fate(Decision.UNDECIDED), settle)
+    done, refused, prepared = (mint_batch(cluster.time()) for _ in range(3))
+    version = serving(first).prepare(done, [KEY], value, [KEY])
+    serving(first).commit_prepared(done, version)
+    serving(first).ask_prepared(refused, KEY)
+    p = serving(first).prepare(prepared, [KEY], value, [KEY])
+    if way == "move":
+        # A move settles first.
+        first.node.reshaping.move(serving(first).id, 2)
+        second.node.refresh()
+        assert serving(second).ask_prepared(prepared, KEY) == Fate(Decision.COMMIT, p)
+    else:
+        cluster.bury(first)
+        assert serving(second).prepare(prepared, [KEY], value, [KEY]) == p
+        assert serving(second).get(KEY, at=p) == b"1"
+    assert serving(second).prepare(done, [KEY], value, [KEY]) == version
+    with pytest.raises(TransactionEnded):
+        serving(second).prepare(refused, [KEY], value, [KEY])
+    with pytest.raises(PartitionMoved if way == "move" else NodeFenced):
+        serving(first).ended_prepared([done], [KEY])
+    cluster.time.advance(1)
+    assert {batch for batch, *_ in ended_batches(second.node, 0)} == {done, refused, prepared}
 
 
 def test_changes_of_a_log_that_a_takeover_has_kept_are_counted_once() -> None:

@@ -6,14 +6,17 @@ from contextlib import nullcontext
 from typing import Final
 
 from floodmark.codec.stamps import find_origins, stamp_version
+from floodmark.engine import Engine
 from floodmark.model.partition import CommitLimits, Fate, PreparedWrite
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 from floodmark.partition.commit.commit import CommitTally, Writes, arrange
-from floodmark.partition.commit.entering import Entrance, WriteKind, check_fits
+from floodmark.partition.commit.entering import Entrance, WriteKind, check_fits, require_paired
 from floodmark.partition.commit.merging import has_origins, is_state, newest_version
 from floodmark.partition.committer import Committer, moved
+from floodmark.partition.families import META
 from floodmark.partition.heat import Heat
+from floodmark.partition.prepared.outcomes import BATCHES
 from floodmark.partition.prepared.settling import SETTLES_MAX, settle_writes, try_settle, wait_seconds_max
 from floodmark.partition.prepared.steps import AbortPrepared, CommitPrepared, Prepare, require_preparable
 from floodmark.partition.prepared.writes import OpenWrite, PreparedWrites, conflict
@@ -36,6 +39,7 @@ class PreparingPartition:
     _committer: Committer
     _prepared: PreparedWrites
     _entrance: Entrance
+    _engine: Engine
 
     def prepare(
         self,
@@ -43,19 +47,20 @@ class PreparingPartition:
         keys: Sequence[bytes],
         values: Sequence[bytes],
         siblings: Sequence[bytes] = (),
+        members: Sequence[bytes] = (),
     ) -> Version:
         writes = self._enter_prepared(keys, values, is_copied=bool(siblings) and has_origins(values))
-        require_preparable(self, transaction, writes, siblings)
+        require_preparable(self, transaction, writes, siblings, members)
         lines = self._prepared.lines
         # Transactions in line may wait for what this one has prepared; a batch waits for none.
         if siblings or lines.is_free(writes.keys) or self._prepared.find(transaction, self.range) is not None:
-            step = self._try_prepare(transaction, writes, siblings)
+            step = self._try_prepare(transaction, writes, siblings, members)
             if not step.blocking:
                 return step.version
         wait_seconds = wait_seconds_max(PREPARE_ASKS_MAX)
         with nullcontext() if siblings else lines.standing(writes.keys, seconds_max=wait_seconds):
             for _ in range(SETTLES_MAX):
-                step = self._try_prepare(transaction, writes, siblings)
+                step = self._try_prepare(transaction, writes, siblings, members)
                 if not step.blocking:
                     return step.version
                 # Not for long: two transactions that wait for each other would wait until their deadline.
@@ -69,9 +74,11 @@ class PreparingPartition:
         self._observe_stamps(writes)
         return writes
 
-    def _try_prepare(self, transaction: str, writes: Writes, siblings: Sequence[bytes]) -> Prepare:
+    def _try_prepare(
+        self, transaction: str, writes: Writes, siblings: Sequence[bytes], members: Sequence[bytes]
+    ) -> Prepare:
         """Prepare a write unless others conflict with it; the step."""
-        step = Prepare(self._committer.place, self, transaction, writes, siblings)
+        step = Prepare(self._committer.place, self, transaction, writes, siblings, members)
         self._committer.commit(step)
         return step
 
@@ -94,8 +101,10 @@ class PreparingPartition:
         return step.fate
 
     def ended_prepared(self, transactions: Sequence[str], siblings: Sequence[bytes]) -> list[bool]:
+        require_paired(siblings, transactions)
         found = [each is None for each in map(self._prepared.find_first, transactions, siblings)]
-        # A new owner may have it prepared.
+        # A new owner may have it prepared.  Any read looks at the lease.
+        self._engine.get(META, BATCHES)
         if self.retired or not all(map(self.range.contains, siblings)):
             raise moved(self)
         return found

@@ -60,8 +60,9 @@ class BatchWriter:
         OutcomeUnknown if a partition gives no answer in time.
         """
         batch, siblings = self._mint(), [min(rows) for _, rows in groups]
+        members = [key for _, rows in groups for key in rows]
         prepares = [
-            partial(partition.prepare, batch, list(rows), list(rows.values()), siblings)
+            partial(partition.prepare, batch, list(rows), list(rows.values()), siblings, members)
             for partition, rows in groups
         ]
         answers = self._each(prepares)

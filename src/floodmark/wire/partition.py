@@ -155,8 +155,11 @@ class RemotePartition:
         keys: Sequence[bytes],
         values: Sequence[bytes],
         siblings: Sequence[bytes] = (),
+        members: Sequence[bytes] = (),
     ) -> Version:
-        return self._connection.call(PREPARE, self.id, transaction, list(keys), list(values), list(siblings))
+        return self._connection.call(
+            PREPARE, self.id, transaction, list(keys), list(values), list(siblings), list(members)
+        )
 
     def commit_prepared(self, transaction: str, version: Version) -> bool:
         return self._connection.call(COMMIT_PREPARED, self.id, transaction, version)

@@ -79,9 +79,11 @@ class Prepare(RoundStep):
         transaction: str,
         writes: Writes,
         siblings: Sequence[bytes],
+        members: Sequence[bytes],
     ) -> None:
         super().__init__(writer)
         self._siblings = siblings
+        self._members = members
         self.blocking: Sequence[OpenWrite] = ()
         self._place = place
         self._partition = writer
@@ -122,6 +124,7 @@ class Prepare(RoundStep):
             prepared = BatchOutcome(Decision.UNDECIDED, version, tuple(self._siblings))
             rows.append(store_outcome(transaction, writes.keys[0], prepared))
         self._write = OpenWrite(transaction, version, writes.keys, writes.size, 0, siblings=self._siblings)
+        self._write.members = frozenset(self._members)
         # Each of the others may commit above this one, or below.
         for other in others:
             self._write.leave_room(other.bytes, len(other.keys))
@@ -201,6 +204,8 @@ class CommitPrepared(RoundStep):
             insertion.add(key, prefix, mark_batch(value) if write.siblings else value)
         self._write, self._insertion, self.version = write, insertion, self._at
         rows = [*remove_rows(write), *insertion.rows()]
+        if write.members:
+            place.batches.remember(self._at, write.members)
         if write.siblings:
             committed = BatchOutcome(Decision.COMMIT, self._at, write.siblings)
             rows.append(store_outcome(write.transaction, write.keys[0], committed))
@@ -321,7 +326,11 @@ class AbortPrepared(RoundStep):
 
 
 def require_preparable(
-    partition: PreparingWriter, transaction: str, writes: Writes, siblings: Sequence[bytes]
+    partition: PreparingWriter,
+    transaction: str,
+    writes: Writes,
+    siblings: Sequence[bytes],
+    members: Sequence[bytes],
 ) -> None:
     """Refuse what can never be committed here: too much, or elsewhere."""
     limits = partition.limits
@@ -345,7 +354,7 @@ def require_preparable(
             "partition what is its own",
             partition=partition.id,
         )
-    size = writes.size + sum(map(len, siblings))
+    size = writes.size + sum(map(len, siblings)) + sum(map(len, members))
     if size > limits.bytes_max // 2 or len(writes.keys) > limits.changes_max // 2:
         raise CommitTooLarge(
             f"{len(writes.keys):,} pairs of a transaction or batch make {size:,} bytes; it writes at most "

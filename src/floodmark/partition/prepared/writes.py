@@ -37,7 +37,7 @@ prepared writes first, since they seal logs (`reshaping.py`).
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from threading import Event
 from typing import Final, TypeVar
 
@@ -72,6 +72,7 @@ class OpenWrite:
         "bytes",
         "ended",
         "keys",
+        "members",
         "newer_bytes",
         "newer_changes",
         "siblings",
@@ -92,6 +93,8 @@ class OpenWrite:
         # The id of a transaction; or of an atomic batch, and the first keys of its partitions.
         self.transaction = transaction
         self.siblings = tuple(siblings)
+        # All keys of the batch, if they are known: they are not stored.
+        self.members: Collection[bytes] = ()
         self.version = version
         # Qualified, in order.
         self.keys = keys
