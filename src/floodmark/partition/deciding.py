@@ -207,7 +207,7 @@ def commit_decided(
     raise conflict(step.blocking[0])
 
 
-class Copied(Decided):
+class CopiedCommit(Decided):
     """A commit of changes of other sites over several partitions, each stored where its stamp wins."""
 
     def __init__(
@@ -255,7 +255,7 @@ def commit_copies(
         groups = list(serving().group(keys))
         check_fits(groups[0][0].limits, len(keys), sum(map(len, keys)) + sum(map(len, values)))
         copies = [(partition, partition.copying(keys[place], values[place])) for partition, place in groups]
-        step = Copied(committer, serving, copies, link, durable=durable)
+        step = CopiedCommit(committer, serving, copies, link, durable=durable)
         committer.commit(step)
         if not step.blocking:
             return step.version

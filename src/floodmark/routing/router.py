@@ -14,6 +14,7 @@ import pyarrow
 
 from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.codec.stamps import find_origins, stamp_version
+from floodmark.codec.values import IN_BATCH
 from floodmark.columns.pairs import Pairs
 from floodmark.model.errors import (
     CommitTooLarge,
@@ -190,7 +191,7 @@ class Router:
             if self._batches is not None and len(self._groups(rows, together=True)) > 1:
                 if self._entrance is not None:
                     self._entrance.check(*_columns(rows), WriteKind.WRITE)
-                return self._batches.write(self.call, self._groups(rows))
+                return self._write_spanning(rows, partition)
             return partition.write(*_columns(rows), durable=durable, batch=True)
 
         return self.call(min(rows), write)
@@ -198,14 +199,36 @@ class Router:
     def apply(self, rows: Rows, *, durable: bool, link: LinkGuard | None = None) -> Version:
         """`put` for values that carry their origin: each is stored where its stamp wins, if it is admitted.
 
-        The node of the highest stamp comes first: if that lies too far ahead, nothing is stored.
+        The node of the highest stamp comes first: if that lies too far ahead, nothing is stored.  An atomic
+        batch of another site is one batch here, also over several nodes.
         """
+        rows, spanning = self._split_spanning(rows)
 
         def apply(partition: Partition, keys: Sequence[bytes], values: Sequence[bytes]) -> Version:
             return partition.apply(keys, values, durable=durable, link=link)
 
         answers = self._commit_groups(rows, WriteKind.COPY, apply, rank=_highest_stamp, together=apply)
+        for batch in spanning:
+            if link is not None and self._entrance is not None:
+                self._entrance.admit(link)
+            answers.append(self.call(min(batch), partial(self._write_spanning, batch)))
         return max(answers, default=0)
+
+    def _split_spanning(self, rows: Rows) -> tuple[Rows, list[Rows]]:
+        """The copies that each node commits by itself, and the atomic batches that lie at several nodes."""
+        if self._batches is None or len(self._groups(rows, together=True)) < 2:
+            return rows, []
+        by_origin: dict[bytes, dict[bytes, bytes]] = {}
+        for key, value in rows.items():
+            if value[-1] & IN_BATCH:
+                by_origin.setdefault(find_origins([value])[0], {})[key] = value
+        spanning = [batch for batch in by_origin.values() if len(self._groups(batch, together=True)) > 1]
+        taken = {key for batch in spanning for key in batch}
+        return {key: value for key, value in rows.items() if key not in taken}, list(spanning)
+
+    def _write_spanning(self, rows: Rows, _: Partition) -> Version:
+        assert self._batches is not None
+        return self._batches.write(self.call, self._groups(rows))
 
     def load(self, rows: Rows, *, durable: bool) -> Version:
         """`apply` without a trace in the change log."""

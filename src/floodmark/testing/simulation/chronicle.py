@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from floodmark.codec.stamps import encode_stamp, find_origins, stamp_version
 from floodmark.codec.states import decode_state, live_value
-from floodmark.codec.values import decode_value
+from floodmark.codec.values import IN_BATCH, decode_value
 from floodmark.merge.policies import MergePolicy
 from floodmark.merge.states import merge_states, stamps_of
 from floodmark.model.version import Version, physical_ms
@@ -172,8 +172,9 @@ class Chronicle:
                 self._check_copy(seen, origin)
 
     def _check_copy(self, seen: SeenChange, origin: bytes) -> None:
-        """A commit of another site is one commit in each partition here."""
-        if self._copies.setdefault((origin, seen.partition), seen.version) != seen.version:
+        """A commit of another site is one in each partition here, and an atomic batch in all of them."""
+        partition = None if seen.stored[-1] & IN_BATCH else seen.partition
+        if self._copies.setdefault((origin, partition), seen.version) != seen.version:
             raise Violation(
                 "8",
                 self.site,
