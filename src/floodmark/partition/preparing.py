@@ -11,7 +11,7 @@ from floodmark.model.partition import CommitLimits, Fate, PreparedWrite
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 from floodmark.partition.commit.commit import CommitTally, Writes, arrange
-from floodmark.partition.commit.entering import Entrance, WriteKind, check_fits, require_paired
+from floodmark.partition.commit.entering import Entrance, WriteKind, check_fits
 from floodmark.partition.commit.merging import has_origins, is_state, newest_version
 from floodmark.partition.committer import Committer, moved
 from floodmark.partition.families import META
@@ -101,8 +101,8 @@ class PreparingPartition:
         return step.fate
 
     def ended_prepared(self, transactions: Sequence[str], siblings: Sequence[bytes]) -> list[bool]:
-        require_paired(siblings, transactions)
-        found = [each is None for each in map(self._prepared.find_first, transactions, siblings)]
+        named = zip(transactions, siblings, strict=True)
+        found = [self._prepared.find_first(transaction, key) is None for transaction, key in named]
         # A new owner may have it prepared.  Any read looks at the lease.
         self._engine.get(META, BATCHES)
         if self.retired or not all(map(self.range.contains, siblings)):
