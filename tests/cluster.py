@@ -10,6 +10,7 @@ from floodmark.engine import MemoryEngine
 from floodmark.host.background import Background
 from floodmark.host.directory import new_identity
 from floodmark.host.embedded import EmbeddedHost
+from floodmark.model.batch import mint_batch
 from floodmark.model.errors import NodeFenced, NotKeeper
 from floodmark.model.limits import NODES_MAX
 from floodmark.model.partition import Fate, PartitionMap
@@ -18,7 +19,7 @@ from floodmark.partition import FAMILIES, LocalPartition
 from floodmark.partition.layout import load_partitions
 from floodmark.partition.membership import BEAT_MS, DEAD_MS, SharedNode
 from floodmark.routing import Router
-from floodmark.routing.batches import ask_fate
+from floodmark.routing.batches import BatchWriter, ask_fate
 from floodmark.site import Site
 from floodmark.testing.clock import SimulatedTime
 
@@ -142,7 +143,11 @@ class SiteCluster:
             abandon=lambda _: None,
             log_retention=None,
             keeps=shared.is_keeper,
-            router=Router(nodes, shared.node.storage.entrance),
+            router=Router(
+                nodes,
+                shared.node.storage.entrance,
+                batches=BatchWriter(lambda: mint_batch(self.cluster.time())),
+            ),
             nodes=nodes,
         )
         shared.engine.load_catalog = host.load_catalog

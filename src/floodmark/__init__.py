@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         ClockSkew,
         Closed,
         CommitTooLarge,
+        Conflict,
         Corruption,
         FeedExists,
         FeedNotFound,
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
         Terminal,
         TransactionEnded,
         TransactionNotFound,
+        TransactionTooOld,
         Unreachable,
         VersionCollected,
         VersionInFuture,
@@ -97,6 +99,7 @@ if TYPE_CHECKING:
     from floodmark.site.asynchronous import AsyncNamespace, AsyncSite, connect_async
     from floodmark.site.connecting import connect
     from floodmark.site.opening import open
+    from floodmark.site.transaction import transactional
 
 __all__ = [
     "AcknowledgementConflict",
@@ -116,6 +119,7 @@ __all__ = [
     "CodedNamespace",
     "CodedView",
     "CommitTooLarge",
+    "Conflict",
     "Corruption",
     "Delivery",
     "Feed",
@@ -180,6 +184,7 @@ __all__ = [
     "Transaction",
     "TransactionEnded",
     "TransactionNotFound",
+    "TransactionTooOld",
     "Unreachable",
     "Version",
     "VersionCollected",
@@ -192,6 +197,7 @@ __all__ = [
     "connect",
     "connect_async",
     "open",
+    "transactional",
 ]
 
 
@@ -214,6 +220,7 @@ _LAZY = {
     "floodmark.site.asynchronous": ("AsyncNamespace", "AsyncSite", "connect_async"),
     "floodmark.site.connecting": ("connect",),
     "floodmark.site.opening": ("open",),
+    "floodmark.site.transaction": ("transactional",),
 }
 
 

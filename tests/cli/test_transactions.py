@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.support import run
+from tests.coordinating import begin_for_client
 
 import floodmark
 from floodmark import SubscriptionOptions
@@ -12,7 +13,6 @@ from floodmark.engine.rocks import RocksEngine
 from floodmark.feed.subscription.pending import decode_pending
 from floodmark.log import StoredLedger, list_ledgers
 from floodmark.partition import FAMILIES
-from floodmark.site import Transaction
 from floodmark.testing.ledgers import EngineStore
 from floodmark.transaction.records import decode_record
 
@@ -30,7 +30,7 @@ def data(tmp_path: Path) -> Path:
 def leave_open(data: Path) -> str:
     """A transaction of a server's client that is open, with an acknowledgement, when its site is closed."""
     with floodmark.open(data) as site:
-        transaction = Transaction(site.transactions, site.transactions.begin(HOUR, 0, owner="c" * 16))
+        transaction = begin_for_client(site, HOUR)
         options = SubscriptionOptions(follow=False)
         with site.subscribe("counting", "messages", options=options) as subscription:
             transaction.acknowledge(next(subscription))
@@ -113,7 +113,7 @@ def test_a_reader_of_bare_entries_reads_the_logs_once_nothing_batched_is_left(da
     for log in ("coordinator", "pending-ack"):
         run("txn", "batch-log", data, "--log", log, "--enable")
     with floodmark.open(data) as site:
-        other = site.transaction(timeout=HOUR)
+        other = site.transaction(timeout=HOUR, coordinator=0)
         assert {each.id for each in site.transactions.list(timedelta(0))} == {bare, other.id}
         site.transactions.abort(bare, "done")
         site.transactions.abort(other.id, "done")

@@ -15,10 +15,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, NotRequired, TypedDict
 
+from tests.coordinating import begin_for_client
+
 import floodmark
 from floodmark import Namespace, Site, Stamp, SubscriptionOptions
 from floodmark.codec.states import CounterEntry, CounterState, Field, FieldsState, State, encode_state
-from floodmark.host.embedded import EmbeddedHost
 from floodmark.host.ports import BatchUpdate, LogKind
 from floodmark.merge.policies import MergePolicy
 from floodmark.model.format import FORMAT
@@ -375,9 +376,7 @@ def _leave_transactions_open(author: Author) -> list[str]:
 
 def _begin(site: Site) -> Transaction:
     """A transaction as a server begins it for a caller: one of the site's own process ends with that."""
-    host = site.host
-    assert isinstance(host, EmbeddedHost)
-    return Transaction(host.transactions, host.transactions.begin(OPEN_FOR, 0, owner="f" * 16))
+    return begin_for_client(site, OPEN_FOR, owner="f" * 16)
 
 
 def _leave_unacknowledged(author: Author) -> dict[str, list[int]]:

@@ -91,7 +91,7 @@ def test_what_moves_positions_or_changes_settings_is_audited() -> None:
         *("peers.fate", "peers.peer_versions", "peers.sync_peer"),
         *("peers.run_commands", "peers.peer_heat", "peers.peer_partitions", "peers.refresh_peer"),
         *("prepare", "commit_prepared", "abort_prepared", "ask_prepared", "ended_prepared"),
-        *("settle", "repair"),
+        *("validate", "settle", "repair"),
     }
 
 

@@ -158,7 +158,7 @@ def test_nobody_begins_or_ends_one_in_the_name_of_another(house: House) -> None:
         begun = other.transactions.begin(HOUR, 0, marks["owner"])
         assert begun.endswith(marks["other"])
         with connected(server, token=OWNER) as owner:
-            transaction = owner.transaction(timeout=HOUR)
+            transaction = owner.transaction(timeout=HOUR, coordinator=0)
         # With one's own mark in its place or behind it, the id is that of no transaction.
         exchanged = transaction.id.removesuffix(marks["owner"]) + marks["other"]
         for forged in (exchanged, f"{transaction.id}-{marks['other']}"):
@@ -171,15 +171,15 @@ def test_one_caller_does_not_hold_all_transactions_that_may_be_open(
 ) -> None:
     monkeypatch.setattr(transacting, "TRANSACTIONS_OF_CALLER_MAX", 2)
     with house.served() as (site, server), connected(server, token=OWNER) as owner:
-        begun = [owner.transaction() for _ in range(2)]
+        begun = [owner.transaction(coordinator=0) for _ in range(2)]
         with connected(server, token=ROTATED) as same, pytest.raises(LimitExceeded, match="of this caller"):
-            same.transaction()
+            same.transaction(coordinator=0)
         with connected(server, token=OTHER) as other:
-            other.transaction().abort()
+            other.transaction(coordinator=0).abort()
         for _ in range(3):
-            site.transaction()
+            site.transaction(coordinator=0)
         begun[0].abort()
-        owner.transaction()
+        owner.transaction(coordinator=0)
 
 
 def test_a_runner_is_believed_only_if_its_caller_has_the_lease(tmp_path: Path) -> None:

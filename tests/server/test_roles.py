@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from floodmark.model.actions import Action, Scope
 from floodmark.model.batch import mint_batch
 from floodmark.model.change import Stamp
 from floodmark.model.errors import FeedNotFound, FloodmarkError, NotAllowed, SubscriptionNotFound
-from floodmark.model.partition import ApplyStream, LoadStream, PutStream, StreamCommand
+from floodmark.model.partition import ApplyStream, LoadStream, PutStream, ReadSet, StreamCommand
 from floodmark.model.ranges import KeyRange
 from floodmark.model.record import Repair
 from floodmark.model.stream import ChangesRequest
@@ -158,6 +159,7 @@ STEPS: dict[str, Callable[[Site], object]] = {
     "commit_prepared": lambda site: _partition(site).commit_prepared("0-7", 1),
     "abort_prepared": lambda site: _partition(site).abort_prepared("0-7"),
     "ask_prepared": lambda site: _partition(site).ask_prepared(mint_batch(1), _key(MINE)),
+    "validate": lambda site: _partition(site).validate("0-1", ReadSet(1, [_key(MINE)]), 2),
     "ended_prepared": lambda site: _partition(site).ended_prepared([mint_batch(1)], [_key(MINE)]),
     "settle": lambda site: _partition(site).settle([_key(MINE)], 1),
     "repair": lambda site: _partition(site).repair([_key(MINE)], [COPIED], [0]),
@@ -304,6 +306,23 @@ def test_a_batch_over_several_namespaces_needs_all_of_them(server: Server) -> No
 
     assert is_allowed(server, Role.WRITE, None, put_both)
     assert not is_allowed(server, Role.WRITE, MINE, put_both)
+
+
+@pytest.mark.parametrize("coordinated", [False, True])
+def test_a_commit_that_depends_on_a_namespace_needs_read_on_it(server: Server, coordinated: bool) -> None:
+    def commit(site: Site, reads: ReadSet) -> object:
+        if coordinated:
+            name = site.transactions.begin(timedelta(minutes=1), 0)
+            return site.transactions.commit(name, [], reads)
+        return site.host.router.write_together({_key(MINE): stored(b"x")}, reads, durable=True)
+
+    for others in (ReadSet(1, [_key(OTHER)]), ReadSet(1, (), [KeyRange(_key(OTHER), _key(OTHER) + b"z")])):
+        assert not is_allowed(server, Role.WRITE, MINE, partial(commit, reads=others))
+
+    def commit_own(site: Site) -> object:
+        return commit(site, ReadSet(site.host.versions.read_version(), [_key(MINE)]))
+
+    assert is_allowed(server, Role.WRITE, MINE, commit_own)
 
 
 def test_a_step_over_several_namespaces_needs_all_of_them(server: Server) -> None:

@@ -3,20 +3,21 @@
 from datetime import timedelta
 
 import pytest
-from tests.cluster import KEY, SiteCluster, serving
+from tests.cluster import KEY, LATER, SiteCluster, serving
 
 from floodmark.codec.values import encode_value
 from floodmark.engine import Guard, MemoryEngine
 from floodmark.host.embedded import EmbeddedHost
 from floodmark.host.ports import NamespaceWrites
 from floodmark.model.change import Stamp
-from floodmark.model.errors import NotKeeper, PartlyDone, StaleLink, TransactionEnded
+from floodmark.model.errors import Conflict, NotKeeper, PartlyDone, StaleLink, TransactionEnded
 from floodmark.model.partition import Decision, Fate, LinkGuard
 from floodmark.partition.families import HORIZON, META
 from floodmark.partition.layout import store_version
 from floodmark.replication.applied import Applied
 from floodmark.replication.links import LinkRow
 from floodmark.replication.step import LinkStep, NamespaceStep
+from floodmark.site import Namespace, Transaction
 
 TIMEOUT = timedelta(minutes=1)
 WRITES = [NamespaceWrites(namespace="users", id=1, rows={b"ada": encode_value(b"new")})]
@@ -186,3 +187,99 @@ def test_a_watermark_lies_above_the_changes_that_it_covers_at_all_nodes(nodes: S
     nodes.hosts[0].links.advance(step, Applied())
     assert nodes.hosts[0].links.watermark(1, applied) == {}
     assert nodes.hosts[0].links.watermark(1) == {9: 5}
+
+
+# Keys at several nodes
+
+
+@pytest.fixture
+def apart() -> SiteCluster:
+    """Two nodes, of which each owns one of the keys "ada" and "zoe"; the first keeps the site."""
+    nodes = SiteCluster()
+    users = nodes.sites[0].create_namespace("users")
+    users.put_many({b"ada": b"10", b"zoe": b"10"})
+    nodes.sites[0].split("users", b"m")
+    nodes.give(2, LATER)
+    assert {partition.place for partition in nodes.nodes[0].map.partitions} == {"node 1", "node 2"}
+    return nodes
+
+
+def move(transaction: Transaction, users: Namespace) -> None:
+    """Take one from "ada" and give it to "zoe"."""
+    ada, zoe = map(int, transaction.get_many(users, [b"ada", b"zoe"]))
+    transaction.put(users, b"ada", b"%d" % (ada - 1))
+    transaction.put(users, b"zoe", b"%d" % (zoe + 1))
+
+
+def open_writes(nodes: SiteCluster) -> list[object]:
+    return [write for partition in nodes.nodes[0].map.partitions for write in partition.prepared()]
+
+
+def test_a_transaction_reads_and_writes_keys_of_several_nodes(apart: SiteCluster) -> None:
+    site = apart.sites[0]
+    users = site.namespace("users")
+    with site.transaction() as transaction:
+        move(transaction, users)
+    assert users.get_many([b"ada", b"zoe"]) == [b"9", b"11"]
+    assert users.get_many([b"ada", b"zoe"], at=transaction.version - 1) == [b"10", b"10"]
+    assert users.get_many([b"ada", b"zoe"], at=transaction.version) == [b"9", b"11"]
+    assert (open_writes(apart), site.transactions.list(timedelta(0))) == ([], [])
+
+
+@pytest.mark.parametrize("key", [b"ada", b"zoe", b"bob", b"tom"])
+@pytest.mark.parametrize("scans", [False, True])
+def test_write_at_any_node_to_what_was_read_is_a_conflict(
+    apart: SiteCluster, key: bytes, scans: bool
+) -> None:
+    site = apart.sites[0]
+    users = site.namespace("users")
+    transaction = site.transaction()
+    move(transaction, users)
+    if scans:
+        assert len(list(transaction.scan(users, b"a", b"z"))) == 1
+    users.put(key, b"50")
+    if scans or key in (b"ada", b"zoe"):
+        with pytest.raises(Conflict) as raised:
+            transaction.commit()
+        assert raised.value.details["key"] == key
+    else:
+        transaction.commit()
+    assert (open_writes(apart), site.transactions.list(timedelta(0))) == ([], [])
+
+
+def test_what_another_transaction_has_locked_is_a_conflict(apart: SiteCluster) -> None:
+    site = apart.sites[0]
+    users, partition = site.namespace("users"), apart.nodes[0].map.route(LATER)
+    transaction = site.transaction()
+    assert transaction.get(users, b"zoe") == b"10"
+    transaction.put(users, b"ada", b"9")
+    other = site.transactions.begin(TIMEOUT, 0)
+    partition.prepare(other, [LATER], [encode_value(b"50")])
+    with pytest.raises(Conflict):
+        transaction.commit()
+    site.transactions.abort(other, "done")
+    assert users.get_many([b"ada", b"zoe"]) == [b"10", b"10"]
+
+
+def test_version_of_a_commit_lies_above_its_reads_though_clocks_differ(apart: SiteCluster) -> None:
+    site = apart.sites[0]
+    users = site.namespace("users")
+    transaction = site.transaction()
+    assert transaction.get(users, b"ada") == b"10"
+    # It writes only at a node whose clock has not heard of the version that was read.
+    transaction.put(users, b"zoe", b"11")
+    assert transaction.commit() > transaction._reads.version
+    with site.transaction() as transaction:
+        assert transaction.get(users, b"zoe") == b"11"
+
+
+def test_writes_alone_need_no_coordinator(apart: SiteCluster) -> None:
+    site = apart.sites[0]
+    users = site.namespace("users")
+    with site.transaction() as transaction:
+        transaction.put(users, b"ada", b"1")
+        transaction.put(users, b"zoe", b"1")
+    assert transaction.id == ""
+    assert {change.version for change in site.changes("users", since=transaction.version - 1)} == {
+        transaction.version
+    }

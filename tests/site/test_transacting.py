@@ -7,6 +7,7 @@ from threading import enumerate as enumerate_threads
 from typing import Any
 
 import pytest
+from tests.coordinating import begin_for_client
 from tests.site.support import HookedEngine, host_of
 from tests.transaction.support import decide
 from tests.waiting import HANG_SECONDS, wait_until
@@ -88,7 +89,7 @@ def gate_appends(writer: BatchedWriter[Any], monkeypatch: pytest.MonkeyPatch) ->
 def test_batching_is_off_when_no_batched_entry_is_to_come(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site.transaction().abort()
+    site.transaction(coordinator=0).abort()
     writer = own(site).coordinators[0].log
     gate = gate_appends(writer, monkeypatch)
     begin = Thread(target=lambda: site.transactions.begin(HOUR, 0))
@@ -113,7 +114,7 @@ def test_batching_is_off_when_no_batched_entry_is_to_come(
 def test_whoever_switches_behind_a_disk_that_hangs_hears_it_and_can_ask_again(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site.transaction().abort()
+    site.transaction(coordinator=0).abort()
     gate = gate_appends(own(site).coordinators[0].log, monkeypatch)
     begin = Thread(target=lambda: site.transactions.begin(HOUR, 0))
     begin.start()
@@ -175,11 +176,6 @@ def test_a_log_of_acknowledgements_that_is_opened_meanwhile_is_switched_too(
 # Opening
 
 
-def begin_for_client(site: Site) -> Transaction:
-    """A transaction as a server begins it, whose client outlives the process."""
-    return Transaction(site.transactions, site.transactions.begin(HOUR, 0, owner="c" * 16))
-
-
 def cut_off_in_its_commit(transaction: Transaction, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a commit end between its prepared write and its decision, as kill -9 does."""
 
@@ -200,7 +196,7 @@ def test_a_commit_that_a_crash_cut_off_holds_nothing_back_once_the_site_is_opene
         users = site.create_namespace("users")
         users.put(b"ada", b"before")
         with site.subscribe("counting", "users", options=SubscriptionOptions(follow=False)) as subscription:
-            transaction = begin_for_client(site)
+            transaction = begin_for_client(site, HOUR)
             transaction.acknowledge(next(subscription))
             transaction.put(users, b"ada", b"countess")
             cut_off_in_its_commit(transaction, monkeypatch)
@@ -242,7 +238,7 @@ def leave_half_way(site: Site, count: int) -> list[str]:
     ids: list[str] = []
     with site.subscribe("counting", "messages", options=SubscriptionOptions(follow=False)) as subscription:
         for delivery in subscription:
-            transaction = begin_for_client(site)
+            transaction = begin_for_client(site, HOUR)
             transaction.acknowledge(delivery)
             ids.append(transaction.id)
     coordinator = own(site).coordinators[0]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 from tests.site.support import HookedEngine
@@ -19,13 +19,17 @@ from floodmark.model.errors import (
     TransactionNotFound,
     Unreachable,
 )
+from floodmark.model.partition import ReadSet
 from floodmark.model.transaction import TransactionStatistics
 from floodmark.site import Site, open_engine
-from floodmark.site.transaction import Pace, Transaction, run_transaction
+from floodmark.site.coordinated import Coordinated, Pace
+from floodmark.site.transaction import Transaction, run_transaction
 from floodmark.testing import SimulatedCrash
 from floodmark.transaction import TransactionCoordinator, book
 
 HOUR = timedelta(hours=1)
+Writes: TypeAlias = list[NamespaceWrites]
+Reads: TypeAlias = ReadSet | None
 
 
 class Line:
@@ -37,7 +41,7 @@ class Line:
         self.site.create_namespace("counts", merge="counter")
         self.commits = 0
         # What happens with each commit in turn; those that come later go through.
-        self.plan: list[Callable[[str, list[NamespaceWrites]], int]] = []
+        self.plan: list[Callable[[str, Writes, Reads], int]] = []
         self.abort_failures: list[FloodmarkError] = []
         self.show_failures: list[FloodmarkError] = []
         # The time of the caller, which passes while it sleeps.
@@ -60,10 +64,10 @@ class Line:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.site.transactions, name)
 
-    def commit(self, transaction: str, writes: list[NamespaceWrites]) -> int:
+    def commit(self, transaction: str, writes: Writes, reads: Reads = None) -> int:
         self.commits += 1
         step = self.plan.pop(0) if self.plan else self.site.transactions.commit
-        return step(transaction, writes)
+        return step(transaction, writes, reads)
 
     def abort(self, transaction: str, reason: str) -> None:
         if self.abort_failures:
@@ -77,25 +81,33 @@ class Line:
 
     # What may happen with a commit
 
-    def lose_answer(self, transaction: str, writes: list[NamespaceWrites]) -> int:
-        self.site.transactions.commit(transaction, writes)
+    def lose_answer(
+        self, transaction: str, writes: list[NamespaceWrites], reads: ReadSet | None = None
+    ) -> int:
+        self.site.transactions.commit(transaction, writes, reads)
         raise OutcomeUnknown("the connection was lost")
 
-    def lose_question(self, transaction: str, writes: list[NamespaceWrites]) -> int:
+    def lose_question(
+        self, transaction: str, writes: list[NamespaceWrites], reads: ReadSet | None = None
+    ) -> int:
         raise OutcomeUnknown("the connection was lost")
 
-    def refuse(self, transaction: str, writes: list[NamespaceWrites]) -> int:
+    def refuse(self, transaction: str, writes: Writes, reads: Reads = None) -> int:
         raise Unreachable("nobody is there")
 
-    def refuse_for_good(self, transaction: str, writes: list[NamespaceWrites]) -> int:
+    def refuse_for_good(
+        self, transaction: str, writes: list[NamespaceWrites], reads: ReadSet | None = None
+    ) -> int:
         self.seconds += HOUR.total_seconds()
         raise Unreachable("nobody is there")
 
-    def lose_for_good(self, transaction: str, writes: list[NamespaceWrites]) -> int:
+    def lose_for_good(
+        self, transaction: str, writes: list[NamespaceWrites], reads: ReadSet | None = None
+    ) -> int:
         self.seconds += HOUR.total_seconds()
         raise OutcomeUnknown("the connection was lost")
 
-    def cut_off(self, transaction: str, writes: list[NamespaceWrites]) -> int:
+    def cut_off(self, transaction: str, writes: Writes, reads: Reads = None) -> int:
         """The server is killed between the prepared write and the decision, and started again."""
 
         def kill(*_: object, **__: object) -> int:
@@ -104,14 +116,15 @@ class Line:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(TransactionCoordinator, "commit", kill)
             with pytest.raises(SimulatedCrash):
-                self.site.transactions.commit(transaction, writes)
+                self.site.transactions.commit(transaction, writes, reads)
         self.restart()
         raise OutcomeUnknown("the connection was lost")
 
     def begin_counting(self, number: int = 1) -> Transaction:
         # As a server begins it, for a client that outlives a restart.
         began = self.site.transactions.begin(HOUR, 0, owner="c" * 16)
-        transaction = Transaction(self, began, timeout=HOUR, pace=self.pace)
+        coordinated = Coordinated(self, began, timeout=HOUR, pace=self.pace)
+        transaction = Transaction(self.site.host, lambda: coordinated, durable=True, begun=coordinated)
         transaction.add(self.site.namespace("counts"), b"ada", number)
         return transaction
 
@@ -189,7 +202,7 @@ def test_work_that_an_operator_ended_is_not_done_again(line: Line) -> None:
 
 @pytest.mark.parametrize("by_another", [False, True])
 def test_a_commit_that_can_no_longer_be_asked_for_is_confirmed(line: Line, by_another: bool) -> None:
-    def commit_without_writes(transaction: str, _: list[NamespaceWrites]) -> int:
+    def commit_without_writes(transaction: str, *_: object) -> int:
         line.site.transactions.commit(transaction, [])
         raise OutcomeUnknown("the connection was lost")
 
@@ -207,8 +220,10 @@ def test_a_commit_that_can_no_longer_be_asked_for_is_confirmed(line: Line, by_an
 
 
 def test_one_that_the_site_has_forgotten_by_a_restart_is_unknown_and_not_missing(line: Line) -> None:
-    def lose_answer_and_restart(transaction: str, writes: list[NamespaceWrites]) -> int:
-        line.site.transactions.commit(transaction, writes)
+    def lose_answer_and_restart(
+        transaction: str, writes: list[NamespaceWrites], reads: ReadSet | None = None
+    ) -> int:
+        line.site.transactions.commit(transaction, writes, reads)
         line.restart()
         raise OutcomeUnknown("the server went away")
 
@@ -230,7 +245,7 @@ def test_one_that_the_site_has_forgotten_over_later_ones_is_unknown(
     with pytest.raises(OutcomeUnknown, match="the connection was lost"):
         transaction.commit()
     for _ in range(3):
-        line.site.transaction().abort()
+        line.site.transaction(coordinator=0).abort()
     with pytest.raises(OutcomeUnknown, match="does not know of it any more"):
         transaction.commit()
     assert line.counted == b"1"
@@ -288,8 +303,8 @@ def test_an_abort_makes_sure_that_it_was_not_done(line: Line, partly: bool) -> N
 
 
 def test_an_interrupted_commit_is_in_doubt_too(line: Line) -> None:
-    def interrupt(transaction: str, writes: list[NamespaceWrites]) -> int:
-        line.site.transactions.commit(transaction, writes)
+    def interrupt(transaction: str, writes: Writes, reads: Reads = None) -> int:
+        line.site.transactions.commit(transaction, writes, reads)
         line.restart()
         raise KeyboardInterrupt
 

@@ -12,6 +12,7 @@ A keeper that knows nothing of a transaction answers ABORT only if it still hold
 looked: else the next keeper may have begun that transaction, and may commit it.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -46,7 +47,7 @@ from floodmark.model.errors import (
     TransactionNotFound,
 )
 from floodmark.model.limits import COORDINATORS_MAX, REPORTED_CHARACTERS_MAX, TRANSACTIONS_OF_CALLER_MAX
-from floodmark.model.partition import Decision, Fate, Partition
+from floodmark.model.partition import Decision, Fate, Partition, ReadSet
 from floodmark.model.transaction import (
     Participant,
     ParticipantKind,
@@ -166,25 +167,51 @@ class LocalTransactions:
         with self._coordinator_of(transaction).taking_part(transaction, participant):
             self._subscriptions.acknowledge_in(transaction, name, epoch, progress, acknowledgement, owner)
 
-    def commit(self, transaction: str, writes: list[NamespaceWrites]) -> Version:
+    def commit(
+        self, transaction: str, writes: list[NamespaceWrites], reads: ReadSet | None = None
+    ) -> Version:
         coordinator = self._coordinator_of(transaction)
         rows = self._qualify(writes)
-        if not rows or coordinator.fate(transaction).decision is not Decision.UNDECIDED:
+        if coordinator.fate(transaction).decision is not Decision.UNDECIDED:
             return coordinator.commit(transaction, self._node.committer.now(), wrote=bool(rows))
-        participant = Participant(ParticipantKind.PARTITION, min(rows).hex())
         try:
-            with coordinator.taking_part(transaction, participant):
-                version = self._router.call(
-                    min(rows), lambda partition: _prepare(partition, transaction, rows)
-                )
+            # First the writes, which lock their keys; then a version above them; then the reads, up to it.
+            version = self._prepare(coordinator, transaction, rows, 0 if reads is None else reads.since)
+            if reads is not None:
+                self._router.validate(transaction, reads, version)
         except TransactionEnded:
             # Perhaps by the same commit, sent before, whose answer was not waited for.
-            return coordinator.commit(transaction, self._node.committer.now(), wrote=True)
+            return coordinator.commit(transaction, self._node.committer.now(), wrote=bool(rows))
         except FloodmarkError as error:
             with suppress(FloodmarkError):
-                coordinator.abort(transaction, f"its writes cannot be prepared: {error}")
+                coordinator.abort(transaction, f"it cannot commit: {error}")
             raise
-        return coordinator.commit(transaction, version, wrote=True)
+        return coordinator.commit(transaction, version, wrote=bool(rows))
+
+    def _prepare(
+        self,
+        coordinator: TransactionCoordinator,
+        transaction: str,
+        rows: Mapping[bytes, bytes],
+        since: Version,
+    ) -> Version:
+        """Prepare writes at their partitions; the version at which they can be committed, above `since`.
+
+        A partition in which something is prepared is not split before that has ended.
+        """
+        left, versions = sorted(rows), [0]
+        while left:
+            participant = Participant(ParticipantKind.PARTITION, left[0].hex())
+            with coordinator.taking_part(transaction, participant):
+                version, done = self._router.call(
+                    left[0], lambda partition: _prepare(partition, transaction, left, rows)
+                )
+            versions.append(version)
+            del left[:done]
+        if max(versions) > since:
+            return max(versions)
+        self._node.committer.observe(since)
+        return self._node.committer.now()
 
     def abort(self, transaction: str, reason: str) -> None:
         self._coordinator_of(transaction).abort(transaction, reason[:REPORTED_CHARACTERS_MAX])
@@ -339,11 +366,10 @@ def _is_own(transaction: str) -> bool:
     return transaction.endswith(f"-{OWN_MARK}")
 
 
-def _prepare(partition: Partition, transaction: str, rows: Mapping[bytes, bytes]) -> Version:
-    if not partition.range.contains(max(rows)):
-        raise InvalidArgument(
-            f"transaction {transaction} writes to several partitions, and may write to one; keep what is "
-            "written together close together, or merge the partitions",
-            transaction=transaction,
-        )
-    return partition.prepare(transaction, list(rows), list(rows.values()))
+def _prepare(
+    partition: Partition, transaction: str, keys: Sequence[bytes], rows: Mapping[bytes, bytes]
+) -> tuple[Version, int]:
+    """Prepare those of some ordered keys that lie in a partition, the first among them; p, and how many."""
+    end = partition.range.end
+    own = keys if end is None else keys[: bisect_left(keys, end)]
+    return partition.prepare(transaction, own, [rows[key] for key in own]), len(own)

@@ -43,7 +43,7 @@ from floodmark.log import BatchSettings, LogStatistics, Segment
 from floodmark.model.access import Role
 from floodmark.model.actions import SITE_OWNER, Action, Exempt, Owned, Scope
 from floodmark.model.change import Heartbeat
-from floodmark.model.partition import Fate, Owners, PartitionMaps, StreamCommand, WriteStream
+from floodmark.model.partition import Fate, Owners, PartitionMaps, ReadSet, StreamCommand, WriteStream
 from floodmark.model.record import FoundRecord, Repair
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.transaction import TransactionState, TransactionStatistics
@@ -545,8 +545,13 @@ class Transactions(Protocol):
         namespaces=lambda arguments: [each.namespace for each in arguments["writes"]],
         lengthy=True,
     )
-    def commit(self, transaction: str, writes: list[NamespaceWrites]) -> Version:
-        """Commit, and return when everything is in effect; the version of it."""
+    def commit(
+        self, transaction: str, writes: list[NamespaceWrites], reads: ReadSet | None = None
+    ) -> Version:
+        """Commit, and return when everything is in effect; the version of it.
+
+        Conflict if anything of `reads` was written after it was read.
+        """
 
     @Action(Role.WRITE, audited=True, owned=Owned.TRANSACTION, repeatable=True, lengthy=True)
     def abort(self, transaction: str, reason: str) -> None:

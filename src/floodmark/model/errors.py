@@ -6,6 +6,8 @@
     │   │   └── NodeFenced           another node has taken over the partitions of this one
     │   ├── NotKeeper                another node does what concerns the whole site; call it there
     │   ├── CatalogChanged           a namespace was changed meanwhile; the settings are loaded again
+    │   ├── Conflict                 what a transaction read was written meanwhile; do it again
+    │   │   └── TransactionTooOld    it read too long ago; do it again, with less work in it
     │   ├── PartitionStopped         a failed write is being recovered from
     │   ├── LeaseHeld                another process does this work; wait for it, or let it
     │   ├── LinkStalled              changes of another site do not come; the target shows why
@@ -116,6 +118,14 @@ class NotKeeper(Retryable):
 
 class CatalogChanged(Retryable):
     """Another node has changed a namespace since this node has loaded the catalog."""
+
+
+class Conflict(Retryable):
+    """What a transaction has read was written before it could commit; nothing was written by it."""
+
+
+class TransactionTooOld(Conflict):
+    """A transaction commits later after its first read than a site can still judge it."""
 
 
 class PartitionStopped(Retryable):

@@ -13,8 +13,10 @@ MIB: Final = 1024 * KIB
 KEY_BYTES_MAX: Final = 4 * KIB
 VALUE_BYTES_MAX: Final = 1 * MIB
 COMMIT_BYTES_MAX: Final = 64 * MIB
-# A write of a transaction stands in the engine twice, when it is prepared and when it is committed.
-TRANSACTION_BYTES_MAX: Final = COMMIT_BYTES_MAX // 2
+# What a transaction writes, what it reads and writes, and how long after its first read it may commit.
+TRANSACTION_BYTES_MAX: Final = 10 * MIB
+TRANSACTION_KEYS_MAX: Final = 100_000
+TRANSACTION_AGE_MS_MAX: Final = 5_000
 
 # Keys of one atomic read, and their bytes, which stand twice in a request.
 ATOMIC_READ_KEYS_MAX: Final = 1_000

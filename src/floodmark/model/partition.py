@@ -55,6 +55,14 @@ class Content(StrEnum):
     THIN = "thin"
 
 
+class ReadSet(msgspec.Struct, frozen=True):
+    """What a transaction has read as of a version: qualified keys, and ranges each of one namespace."""
+
+    since: Version
+    keys: Sequence[bytes] = ()
+    ranges: Sequence[KeyRange] = ()
+
+
 class Partition(Protocol):
     """A range of keys with one writer.  A server's requests derive from calls that declare a role."""
 
@@ -119,12 +127,19 @@ class Partition(Protocol):
 
     @WRITES
     def write(
-        self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool, batch: bool = False
+        self,
+        keys: Sequence[bytes],
+        values: Sequence[bytes],
+        *,
+        durable: bool,
+        batch: bool = False,
+        reads: ReadSet | None = None,
     ) -> Version:
         """Store encoded values, and merge unstamped states, as one commit; its version.
 
         The keys may lie in any partitions of this one's node; PartitionMoved if another node has one.  With
-        `batch` the records and changes carry the mark of an atomic batch.
+        `batch` the records and changes carry the mark of an atomic batch.  Conflict if anything of `reads`
+        was written after it was read.
         """
 
     @WRITES
@@ -221,6 +236,13 @@ class Partition(Protocol):
     @STEPS
     def ended_prepared(self, transactions: Sequence[str], siblings: Sequence[bytes]) -> list[bool]:
         """Whether each batch is not prepared, or no longer, where `siblings` has its first key here."""
+
+    @STEPS
+    def validate(self, transaction: str, reads: ReadSet, at: Version) -> None:
+        """Raise Conflict if anything of `reads` was written at or below `at`, or is prepared by another.
+
+        No write at or below `at` comes afterwards, but those of the transaction itself.
+        """
 
     @STEPS
     def settle(self, keys: Sequence[bytes], at: Version) -> None:
@@ -332,7 +354,9 @@ class PartitionMap(Generic[Served_co]):
 
     def overlapping(self, keys: KeyRange) -> list[Served_co]:
         """The partitions that hold keys of the range, in order."""
-        return [partition for partition in self.partitions if partition.range.intersect(keys) is not None]
+        first = max(bisect_right(self.starts, keys.start) - 1, 0)
+        end = len(self.starts) if keys.end is None else bisect_left(self.starts, keys.end)
+        return list(self.partitions[first:end])
 
 
 class PartitionMaps(Protocol):

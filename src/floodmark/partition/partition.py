@@ -25,7 +25,7 @@ from floodmark.model.errors import (
     VersionInFuture,
 )
 from floodmark.model.limits import PAGE_ROWS_MAX, SITE_IDS_MAX
-from floodmark.model.partition import CommitLimits, Content, LinkGuard
+from floodmark.model.partition import CommitLimits, Content, LinkGuard, ReadSet
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.record import AtomicAnswer, Record, Versioned
 from floodmark.model.version import Version, moment_of
@@ -65,6 +65,7 @@ from floodmark.partition.read.records import (
     scan_records_page,
 )
 from floodmark.partition.read.stamps import newest_stamps
+from floodmark.partition.validating import Validation
 
 
 class LocalPartition(PreparingPartition):
@@ -287,12 +288,28 @@ class LocalPartition(PreparingPartition):
         return self._conditional.run(decide, durable=durable, on=(key,)).version
 
     def write(
-        self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool, batch: bool = False
+        self,
+        keys: Sequence[bytes],
+        values: Sequence[bytes],
+        *,
+        durable: bool,
+        batch: bool = False,
+        reads: ReadSet | None = None,
     ) -> Version:
         self._entrance.check(keys, values, WriteKind.WRITE)
         rows = dict(zip(keys, values, strict=True))
+        validation = None
+        if reads is not None:
+            validation = Validation(self._committer, self._serving, self._collected, reads)
+            validation.look_ahead()
+
+        def decide() -> Mapping[bytes, bytes]:
+            if validation is not None:
+                validation.require_unchanged()
+            return rows
+
         return commit_decided(
-            self._committer, self._serving, None, lambda: rows, durable=durable, batch=batch
+            self._committer, self._serving, None, decide, durable=durable, batch=batch
         ).version
 
     def delete_unchanged(self, keys: Sequence[bytes], since: Version, *, durable: bool) -> int:
@@ -374,6 +391,13 @@ class LocalPartition(PreparingPartition):
 
         commit = self._conditional.run(decide, durable=durable, on=writes.keys)
         return 0 if commit.writes is None else len(commit.writes.keys)
+
+    def validate(self, transaction: str, reads: ReadSet, at: Version) -> None:
+        self._committer.observe(at)
+        self._committer.wait_applied(at)
+        Validation(self._committer, self._serving, self._collected, reads).require_unchanged_until(
+            at, transaction
+        )
 
     def resolved_version(self) -> Version:
         # Not the node's: prepared writes hold back only the partitions that they are in.

@@ -23,7 +23,7 @@ from floodmark.model.errors import (
     PartlyDone,
     Retryable,
 )
-from floodmark.model.partition import Content, LinkGuard, Partition, PartitionMaps
+from floodmark.model.partition import Content, LinkGuard, Partition, PartitionMaps, ReadSet
 from floodmark.model.ranges import KeyRange, after
 from floodmark.model.record import Versioned
 from floodmark.model.version import Version
@@ -195,6 +195,43 @@ class Router:
             return partition.write(*_columns(rows), durable=durable, batch=True)
 
         return self.call(min(rows), write)
+
+    def write_together(self, rows: Rows, reads: ReadSet | None, *, durable: bool) -> Version | None:
+        """Commit values and unstamped states if nothing of `reads` has changed, in one round of a node.
+
+        The version; Conflict if something has changed, None if the keys lie at several nodes.  Writes without
+        reads are an atomic batch.
+        """
+        if reads is None:
+            return self.write_batch(rows, durable=durable)
+
+        def write(partition: Partition) -> Version | None:
+            if len(self._groups(rows, together=True)) > 1 or not self._is_at(partition.place, reads):
+                return None
+            if not _fits(rows, partition):
+                raise _too_large(rows, partition)
+            return partition.write(*_columns(rows), durable=durable, batch=len(rows) > 1, reads=reads)
+
+        return self.call(min(rows), write)
+
+    def validate(self, transaction: str, reads: ReadSet, at: Version) -> None:
+        """Raise Conflict if anything of `reads` was written up to a version, or is about to be."""
+        self.each(
+            reads.keys,
+            lambda partition, keys: partition.validate(transaction, ReadSet(reads.since, keys), at),
+        )
+        for keys in reads.ranges:
+            left: KeyRange | None = keys
+            while left is not None:
+                left = self.call(left.start, partial(_validate_range, transaction, reads.since, left, at))
+
+    def _is_at(self, place: str, reads: ReadSet) -> bool:
+        """Whether one place has all that was read."""
+        known = self.maps.map
+        read = [known.route(key) for key in reads.keys]
+        for keys in reads.ranges:
+            read += known.overlapping(keys)
+        return all(partition.place == place for partition in read)
 
     def apply(self, rows: Rows, *, durable: bool, link: LinkGuard | None = None) -> Version:
         """`put` for values that carry their origin: each is stored where its stamp wins, if it is admitted.
@@ -446,6 +483,16 @@ def _write_together(
     partition: Partition, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool
 ) -> Version:
     return partition.write(keys, values, durable=durable)
+
+
+def _validate_range(
+    transaction: str, since: Version, keys: KeyRange, at: Version, partition: Partition
+) -> KeyRange | None:
+    """Validate what a partition has of a range, from its start on; the rest, None if there is none."""
+    within = partition.range.intersect(keys)
+    assert within is not None
+    partition.validate(transaction, ReadSet(since, (), (within,)), at)
+    return None if within.end in (None, keys.end) else KeyRange(within.end or b"", keys.end)
 
 
 def _ranked(

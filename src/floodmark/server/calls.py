@@ -20,7 +20,7 @@ from floodmark.model.names import require_name
 from floodmark.partition.commit.entering import check_key
 from floodmark.server.access import Caller
 from floodmark.server.data import Handler
-from floodmark.server.guard import check_position
+from floodmark.server.guard import AccessGuard, check_position
 from floodmark.server.logs import auditing
 from floodmark.server.ownership import mark_of, owner_of, require_owner
 from floodmark.wire.messages import Method, port_methods
@@ -43,6 +43,7 @@ class _Call:
         self._port = port
         self._method = method
         self._action = method.action
+        self._guard = AccessGuard(host)
 
     def __call__(self, caller: Caller, request: Any) -> object:
         action = self._action
@@ -57,6 +58,8 @@ class _Call:
         require_role(caller, role)
         self._host.require_here(action)
         _check_arguments(action, arguments)
+        if arguments.get("reads") is not None:
+            self._guard.check_reads(caller, arguments["reads"])
         try:
             self._require_scope(caller, role, arguments)
         except (FeedNotFound, SubscriptionNotFound):

@@ -6,13 +6,24 @@ from typing import Any, Final
 
 from floodmark.host.ports import Host
 from floodmark.model.errors import LimitExceeded
-from floodmark.model.limits import ATOMIC_READ_KEYS_MAX, COMMIT_BYTES_MAX, MIB, REQUEST_BYTES_MAX
+from floodmark.model.limits import (
+    ATOMIC_READ_KEYS_MAX,
+    COMMIT_BYTES_MAX,
+    MIB,
+    REQUEST_BYTES_MAX,
+)
 from floodmark.model.partition import Partition
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import Version
 from floodmark.partition.commit.entering import check_keys, require_paired
 from floodmark.server.access import Caller
-from floodmark.server.guard import AccessGuard, check_inside, check_position, check_size, check_version
+from floodmark.server.guard import (
+    AccessGuard,
+    check_inside,
+    check_position,
+    check_size,
+    check_version,
+)
 from floodmark.server.leases import Leases
 from floodmark.server.logs import auditing
 from floodmark.wire import messages
@@ -55,6 +66,7 @@ STEPS: Final = (
     messages.ABORT_PREPARED,
     messages.ASK_PREPARED,
     messages.ENDED_PREPARED,
+    messages.VALIDATE,
     messages.SETTLE,
     messages.REPAIR,
 )
@@ -183,9 +195,9 @@ class DataPlane:
     ) -> tuple[Callable[[Caller, Any], Any], Callable[[Caller, Any], Partition]]:
         """What answers a call, and the part of it that checks."""
         fields = method.request.__struct_fields__
-        is_read, has_since = "durable" not in fields, "since" in fields
+        is_read, has_since, has_reads = "durable" not in fields, "since" in fields, "reads" in fields
         name, has_one_key, names_others = method.call, "key" in fields, "among" in fields
-        named = tuple(field for field in fields if field in ("durable", "link", "batch"))
+        named = tuple(field for field in fields if field in ("durable", "link", "batch", "reads"))
         arguments = attrgetter(*(field for field in fields if field not in ("partition", *named)))
 
         def enter(caller: Caller, request: Any) -> Partition:
@@ -197,6 +209,8 @@ class DataPlane:
             partition = self._partition_of(caller, method, request.partition, keys)
             if has_since:
                 check_position(request.since)
+            if has_reads and request.reads is not None:
+                self._guard.check_reads(caller, request.reads)
             return partition
 
         def read(caller: Caller, request: Any) -> Any:
@@ -205,7 +219,7 @@ class DataPlane:
         def write(caller: Caller, request: Any) -> Any:
             options = {field: getattr(request, field) for field in named}
             partition = enter(caller, request)
-            if options.get("batch") and not caller.is_node:
+            if options.get("batch") and options["reads"] is None and not caller.is_node:
                 # Its keys may belong to several nodes, and nodes alone take the steps of such a batch.
                 require_paired(request.keys, request.values)
                 rows = dict(zip(request.keys, request.values, strict=True))

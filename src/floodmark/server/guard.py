@@ -19,10 +19,11 @@ from floodmark.model.errors import (
     NamespaceNotFound,
     PartitionMoved,
 )
-from floodmark.model.partition import Partition, PartitionMap
+from floodmark.model.limits import TRANSACTION_KEYS_MAX
+from floodmark.model.partition import Partition, PartitionMap, ReadSet
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import VERSION_MAX, Version
-from floodmark.partition.commit.entering import QUALIFIED_BYTES_MAX, namespaces_of
+from floodmark.partition.commit.entering import QUALIFIED_BYTES_MAX, check_keys, namespaces_of
 from floodmark.server.access import Caller
 
 # A range may begin right behind the longest key.
@@ -46,6 +47,17 @@ class AccessGuard:
     def require_namespace(self, caller: Caller, role: Role, namespace: int | None) -> None:
         """The same by the id of a namespace; None stands for all of them."""
         caller.require(role, None if namespace is None else self.name_of(namespace))
+
+    def check_reads(self, caller: Caller, reads: ReadSet) -> None:
+        """Refuse what a caller cannot have read in a transaction: a conflict would tell of it."""
+        check_version(reads.since)
+        if len(reads.keys) + len(reads.ranges) > TRANSACTION_KEYS_MAX:
+            raise LimitExceeded(f"a transaction may read {TRANSACTION_KEYS_MAX:,} keys and ranges")
+        if reads.keys:
+            check_keys(reads.keys)
+        for keys in reads.ranges:
+            check_namespace_range(keys.start[:NAMESPACE_BYTES], keys)
+        self.require_keys(caller, Role.READ, [*reads.keys, *(keys.start for keys in reads.ranges)])
 
     def readable(self, caller: Caller) -> list[bytes]:
         """What the keys begin with of the namespaces that a caller may read."""

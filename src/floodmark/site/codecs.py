@@ -83,9 +83,10 @@ class CodedView(Lookup[str, Value]):
             limit=limit,
             reverse=reverse,
         )
-        return (self._decode_row(*row) for row in rows)
+        return (self.present(*row) for row in rows)
 
-    def _decode_row(self, key: bytes, stored: bytes) -> tuple[str, Value]:
+    def present(self, key: bytes, stored: bytes) -> tuple[str, Value]:
+        """A stored key and value as this handle shows them; InvalidValue if the codec cannot read them."""
         try:
             return key.decode(), self._codec.decode(stored)
         except (TypeError, ValueError) as error:
@@ -93,7 +94,7 @@ class CodedView(Lookup[str, Value]):
 
     def decode(self, key: str, stored: bytes | None) -> Value | None:
         """The value that a key holds, by its bytes; None for None."""
-        return None if stored is None else self._decode_row(key.encode(), stored)[1]
+        return None if stored is None else self.present(key.encode(), stored)[1]
 
 
 class CodedNamespace(CodedView[Value]):

@@ -7,12 +7,19 @@ commit (`codec/states.py`).
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
-from floodmark.codec.states import CounterEntry, CounterState, FieldsState, decode_state, encode_state
+from floodmark.codec.states import (
+    CounterEntry,
+    CounterState,
+    FieldsState,
+    decode_state,
+    encode_state,
+    live_value,
+)
 from floodmark.codec.values import PLAIN, TOMBSTONE, encode_value
 from floodmark.merge.counter import add_to_counter
 from floodmark.merge.fields import delete_fields, put_fields, update_fields
 from floodmark.merge.policies import COUNTER, FIELDS
-from floodmark.merge.states import delete_record
+from floodmark.merge.states import delete_record, write_state
 from floodmark.model.errors import InvalidValue, LimitExceeded, WrongPolicy
 from floodmark.model.limits import COUNTER_TOTAL_MAX, VALUE_BYTES_MAX
 from floodmark.site.arguments import refuse_value
@@ -62,6 +69,10 @@ class LastWrite:
         """What takes the place of an expected value; None stands for nothing."""
         return self.delete() if value is None else self.put(key, value, expires_at)
 
+    def read_back(self, value: bytes | None, stored: bytes) -> bytes | None:
+        """What a reader finds after a write, if it found `value` before; None stands for nothing."""
+        return live_value(stored, 0)
+
     def join(self, earlier: bytes, later: bytes) -> bytes | None:
         """One write that does what two writes to a key do in turn; None if there is none."""
         return later
@@ -92,6 +103,9 @@ class FieldsPolicy(LastWrite):
         if not all(isinstance(name, str) for name in names):
             raise InvalidValue(f"the fields of {key!r:.60} have names of text, not {names!r:.60}", key=key)
         return _named(key, lambda: delete_fields(names))
+
+    def read_back(self, value: bytes | None, stored: bytes) -> bytes | None:
+        return _write_on(None if value is None else put_fields(value), stored)
 
     def add(self, key: object, number: int) -> bytes:
         raise self._refuse(
@@ -132,6 +146,9 @@ class CounterPolicy(LastWrite):
     def add(self, key: object, number: int) -> bytes:
         return _named(key, lambda: add_to_counter(number))
 
+    def read_back(self, value: bytes | None, stored: bytes) -> bytes | None:
+        return _write_on(None if value is None else add_to_counter(int(value)), stored)
+
     def compare(self, key: object, value: Fields | None, expires_at: int | None) -> bytes:
         raise self._refuse(
             "compare_and_set", "its records are counters, which cannot be set: add to them with add"
@@ -158,6 +175,12 @@ POLICIES: Final[Mapping[str, type[LastWrite]]] = {
 
 _DELETE_FIELDS: Final = delete_record("fields")
 _DELETE_COUNTER: Final = delete_record("counter")
+
+
+def _write_on(before: bytes | None, stored: bytes) -> bytes | None:
+    """The value after a write, of a record that one other write has made."""
+    standing = None if before is None else write_state(None, before, 1, 1).stored
+    return live_value(write_state(standing, stored, 2, 1).stored, 0)
 
 
 def _encode(key: object, value: Fields, build: Callable[[Fields], bytes]) -> bytes:

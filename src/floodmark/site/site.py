@@ -52,9 +52,11 @@ from floodmark.site.arguments import (
 from floodmark.site.batch import AtomicCalls
 from floodmark.site.beginning import begin_at, decode_items, decoder_of, find_scope
 from floodmark.site.codecs import Codec, CodecName, CodedNamespace, find_codec, with_codec
+from floodmark.site.coordinated import TIMEOUT, Coordinated
 from floodmark.site.feeds import Feeds, Subscriptions
 from floodmark.site.namespace import Namespace, open_namespace
-from floodmark.site.transaction import TIMEOUT, Transaction, run_transaction
+from floodmark.site.transaction import Transaction, run_transaction
+from floodmark.transaction.coordinator import check_timeout
 
 Result = TypeVar("Result")
 Value = TypeVar("Value")
@@ -371,10 +373,11 @@ class Site(AtomicCalls):
 
     # Transactions
 
-    def transaction(self, *, timeout: timedelta = TIMEOUT, coordinator: int = 0) -> Transaction:
-        """Writes, and acknowledgements of subscriptions, that happen together or not at all.
+    def transaction(self, *, timeout: timedelta = TIMEOUT, coordinator: int | None = None) -> Transaction:
+        """Reads, writes, and acknowledgements of subscriptions, that happen together or not at all.
 
-        It is aborted if it is not committed in time.  As a `with` block it commits at the end.
+        As a `with` block it commits at the end; Conflict if what it has read was written since.  One that
+        needs a coordinator is aborted if it is not committed in time; with a number of one it begins there.
 
         >>> import floodmark, tempfile
         >>> with floodmark.open(tempfile.mkdtemp(), site="oslo") as site:
@@ -385,10 +388,16 @@ class Site(AtomicCalls):
         ...     accounts.get(b"ada"), accounts.get(b"bob")
         (b'-5', b'5')
         """
-        check_duration(timeout, "timeout")
-        check_count(coordinator, "coordinator")
+        check_timeout(check_duration(timeout, "timeout"))
+        if coordinator is not None:
+            check_count(coordinator, "coordinator")
         transactions = self.host.transactions
-        return Transaction(transactions, transactions.begin(timeout, coordinator), timeout=timeout)
+
+        def begin() -> Coordinated:
+            return Coordinated(transactions, transactions.begin(timeout, coordinator or 0), timeout=timeout)
+
+        begun = None if coordinator is None else begin()
+        return Transaction(self.host, begin, durable=self._durable, begun=begun)
 
     def run_transaction(
         self, work: Callable[[Transaction], Result], *, timeout: timedelta = TIMEOUT
@@ -396,7 +405,7 @@ class Site(AtomicCalls):
         """Do work in a transaction and commit it; a few times, if it meets with others."""
         if not callable(work):
             raise InvalidArgument(f"work must be a function of a transaction, not {work!r:.60}")
-        return run_transaction(lambda: self.transaction(timeout=timeout), work)
+        return run_transaction(lambda: self.transaction(timeout=timeout), work, timeout=timeout)
 
     @property
     def transactions(self) -> Transactions:

@@ -1,100 +1,67 @@
-"""A transaction: writes and acknowledgements that happen together or not at all.
+"""A transaction: reads, writes and acknowledgements that happen together or not at all, at one moment.
 
-    with site.subscribe("counting", "messages") as subscription:
-        for delivery in subscription:
-            with site.transaction() as transaction:
-                transaction.add(unread, recipient_of(delivery.change), 1)
-                transaction.acknowledge(delivery)
+    def transfer(t):
+        balance = int(t.get(accounts, b"ada") or 0)
+        if balance < 10:
+            raise NotEnough
+        t.put(accounts, b"ada", b"%d" % (balance - 10))
+        t.put(accounts, b"grace", b"%d" % (int(t.get(accounts, b"grace") or 0) + 10))
 
-A worker that is killed counts each message once.  Writes are gathered here and sent with the commit;
-acknowledgements are sent at once, and the site refuses those that are taken.
+    site.run_transaction(transfer)
+
+Transactions are serializable: there is an order of all, which respects real time, in which each would have
+read what it read.  They are optimistic.  All reads are as of one version, writes are gathered, and the commit
+is refused with `Conflict` if anything that was read has been written since; `run_transaction` then does the
+work again, so it should have no effects of its own.  No reader and no plain write waits for a transaction.
+
+One whose keys all lie at one node is one round of its commits.  One that spans nodes, or acknowledges changes
+of a subscription, has a coordinator (`coordinated.py`).
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
-from secrets import SystemRandom
-from threading import Event
-from typing import Final, TypeVar
+from functools import wraps
+from threading import get_ident
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from floodmark.clock import monotonic_seconds
-from floodmark.clock.backoff import NO_BUDGET_MS, Backoff
-from floodmark.feed.subscription.consumer import Delivery, Subscription
-from floodmark.host.ports import NamespaceWrites, Transactions
-from floodmark.model.errors import (
-    Closed,
-    FloodmarkError,
-    InvalidArgument,
-    OutcomeUnknown,
-    PartlyDone,
-    Retryable,
-    TransactionEnded,
-    TransactionNotFound,
-    Unreachable,
-)
+from floodmark.codec.ordered import encode_namespace
+from floodmark.feed.subscription.consumer import Delivery
+from floodmark.host.ports import Host, NamespaceWrites
+from floodmark.model.errors import Closed, InvalidArgument, Retryable, TransactionEnded
 from floodmark.model.limits import TRANSACTION_BYTES_MAX
-from floodmark.model.transaction import TransactionState
+from floodmark.model.ranges import KeyRange, after
 from floodmark.model.version import Version
-from floodmark.site.gathering import GatheredWrites
+from floodmark.site.arguments import check_range
+from floodmark.site.coordinated import PACE, TIMEOUT, Coordinated, Pace
+from floodmark.site.gathering import AnyNamespace, GatheredWrites
+from floodmark.site.reading import TransactionReads
 
-TIMEOUT: Final = timedelta(minutes=1)
-# How often work is retried that met another transaction, and the pauses between attempts.
-ATTEMPTS_MAX: Final = 10
-PAUSE_MS_FIRST: Final = 10
-PAUSE_MS_MAX: Final = 1_000
-
-_COMMITS: Final = (TransactionState.COMMITTING, TransactionState.COMMITTED)
+# How often work is done again that met other transactions.
+ATTEMPTS_MAX = 100
 
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pace:
-    """How a caller waits before a retry: its clock, its sleep and its randomness.
-
-    >>> slept = []
-    >>> pauses = Pace(sleep=slept.append, random=lambda: 0.5).pauses()
-    >>> for _ in range(3):
-    ...     next(pauses)
-    >>> slept
-    [0.0075, 0.015, 0.03]
-    """
-
-    time_seconds: Callable[[], float] = monotonic_seconds
-    sleep: Callable[[float], object] = Event().wait
-    random: Callable[[], float] = SystemRandom().random
-
-    def pauses(self) -> Iterator[None]:
-        """Sleep at each step for half to all of a pause, so that rivals do not meet again."""
-        for pause in Backoff(PAUSE_MS_FIRST, longest_ms=PAUSE_MS_MAX, budget_ms=NO_BUDGET_MS).pauses():
-            self.sleep(pause * (0.5 + self.random() / 2))
-            yield
-
-
-PACE: Final = Pace()
+Arguments = ParamSpec("Arguments")
 
 
 class Transaction(GatheredWrites):
-    """Writes and acknowledgements that wait for their commit.  Made by `Site.transaction`; for one thread.
+    """Made by `Site.transaction`; for the thread that made it.
 
-    A `with` block commits at its end, or aborts if it fails.  Writes are to one partition.
+    A `with` block commits at its end, or aborts if it fails.
     """
 
     def __init__(
-        self, transactions: Transactions, transaction: str, *, timeout: timedelta = TIMEOUT, pace: Pace = PACE
+        self, host: Host, begin: Callable[[], Coordinated], *, durable: bool, begun: Coordinated | None = None
     ) -> None:
-        super().__init__(f"transaction {transaction}", bytes_max=TRANSACTION_BYTES_MAX)
-        self.id = transaction
-        self._pace = pace
-        # After this the site has aborted it, unless it is decided.
-        self._until_seconds = pace.time_seconds() + timeout.total_seconds()
-        # At which version it was committed; 0 before.
+        super().__init__("the transaction", bytes_max=TRANSACTION_BYTES_MAX)
+        # At which version it was committed; 0 before, and if it wrote nothing.
         self.version: Version = 0
-        self._transactions = transactions
-        self._subscriptions: list[Subscription] = []
+        self._host = host
+        self._begin = begin
+        self._durable = durable
+        self._coordinated = begun
+        self._reads = TransactionReads(host.versions.read_version, self._written)
         self._ended = False
-        # Whether a commit was sent that has not been answered, and may have happened.
-        self._in_doubt = False
+        self._thread = get_ident()
 
     def __enter__(self) -> "Transaction":
         return self
@@ -107,10 +74,80 @@ class Transaction(GatheredWrites):
         else:
             self.abort(f"its block ended with {error!r:.200}")
 
-    def __repr__(self) -> str:
-        return f"Transaction({self.id!r})"
+    @property
+    def id(self) -> str:
+        """The name by which a coordinator of the site knows it; empty if it has none."""
+        return "" if self._coordinated is None else self._coordinated.id
 
-    # Acknowledgements
+    # Reads
+
+    @property
+    def read_version(self) -> Version:
+        """The version of all its reads, asked for with the first."""
+        self._require_open()
+        return self._reads.version
+
+    def get(self, namespace: AnyNamespace, key: bytes | str, *, snapshot: bool = False) -> Any:
+        """The value of a key, as the transaction would leave it; None if there is none.
+
+        A `snapshot` read makes no conflict: the key may change before the commit.
+        """
+        return self.get_many(namespace, (key,), snapshot=snapshot)[0]
+
+    def get_many(
+        self, namespace: AnyNamespace, keys: Iterable[bytes | str], *, snapshot: bool = False
+    ) -> list[Any]:
+        """The values of several keys, in their order."""
+        self._require_open()
+        return self._reads.get_many(namespace, keys, snapshot=snapshot)
+
+    def scan(
+        self,
+        namespace: AnyNamespace,
+        start: bytes | str = b"",
+        end: bytes | str | None = None,
+        *,
+        prefix: bytes | str | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+        snapshot: bool = False,
+    ) -> Iterator[tuple[Any, Any]]:
+        """The keys in `[start, end)` with their values, in order, as the transaction would leave them.
+
+        The commit conflicts with writes to the part of the range that was read, of absent keys too.
+        """
+        self._require_open()
+        keys = _range(start, end, prefix)
+        return self._reads.scan(namespace, keys, limit=limit, reverse=reverse, snapshot=snapshot)
+
+    def add_read_conflict(
+        self,
+        namespace: AnyNamespace,
+        key: bytes | str | None = None,
+        *,
+        start: bytes | str = b"",
+        end: bytes | str | None = None,
+        prefix: bytes | str | None = None,
+    ) -> None:
+        """Let the commit conflict with writes to a key, or to a range, as if it had been read."""
+        self._require_open()
+        self._reads.depend_on(namespace, _key_or_range(key, start, end, prefix))
+
+    # Writes
+
+    def delete_range(
+        self,
+        namespace: AnyNamespace,
+        start: bytes | str = b"",
+        end: bytes | str | None = None,
+        *,
+        prefix: bytes | str | None = None,
+    ) -> int:
+        """Delete the keys in `[start, end)`; how many.  The range counts as read."""
+        found = [key for key, _ in self.scan(namespace, start, end, prefix=prefix)]
+        for key in found:
+            self.delete(namespace, key)
+        return len(found)
 
     def acknowledge(self, *deliveries: Delivery) -> None:
         """Acknowledge changes of one subscription, if this transaction is committed."""
@@ -122,155 +159,133 @@ class Transaction(GatheredWrites):
 
     def _acknowledge(self, deliveries: tuple[Delivery, ...], *, through: bool) -> None:
         self._require_open()
-        if not deliveries:
-            return
         if not all(isinstance(delivery, Delivery) for delivery in deliveries):
             raise InvalidArgument(f"acknowledge what a subscription delivered, not {deliveries!r:.200}")
-        subscription = deliveries[0].subscription
-        if subscription not in self._subscriptions:
-            self._subscriptions.append(subscription)
-        try:
-            subscription.acknowledge_in(self._transactions.acknowledge, self.id, deliveries, through=through)
-        except (OutcomeUnknown, Unreachable) as error:
-            # To commit without it would let the change be dealt with again.
-            self.abort(f"an acknowledgement got no answer: {error}")
-            raise
+        if deliveries:
+            self._coordinate().acknowledge(deliveries, through=through)
 
     # The end
 
     def commit(self) -> Version:
-        """Make everything effective; its version.
+        """Make everything effective; its version, 0 if there is nothing to write.
 
-        Without an answer, it is asked for again until the transaction's timeout.  After OutcomeUnknown,
-        committing again finds the outcome out, unless the site has forgotten the transaction since.
+        Conflict if anything that it has read was written since.  After OutcomeUnknown of a transaction with a
+        coordinator, committing again finds the outcome out.
         """
         self._require_open()
+        reads = self._reads.conflicts
+        if self._coordinated is None:
+            rows = self._qualified()
+            version = self._host.router.write_together(rows, reads, durable=self._durable) if rows else 0
+            if version is not None:
+                self._ended, self.version = True, version
+                return version
         writes = [
             NamespaceWrites(namespace.name, namespace.id, rows) for namespace, rows in self._writes.values()
         ]
-        try:
-            self.version = self._commit(writes)
-        except PartlyDone:
-            # It is committed; a participant has not confirmed it yet.
-            self._end(committed=None)
-            raise
-        except OutcomeUnknown:
-            self._settle(committed=None)
-            raise
-        except TransactionEnded as error:
-            # If another caller committed it, without these writes, its acknowledgements are in effect.
-            is_committed = error.details.get("state") in _COMMITS
-            if error.details.get("state") == TransactionState.ABORTING:
-                # Returns when what it acknowledged is available again.
-                self._abort("its commit failed")
-            self._end(committed=None if is_committed else False)
-            raise
-        except FloodmarkError as error:
-            self.version = self._give_up(error, wrote=bool(writes))
-        self._end(committed=True)
+        self.version = self._coordinate().commit(writes, reads)
         return self.version
 
-    def _give_up(self, error: FloodmarkError, *, wrote: bool) -> Version:
-        """End a transaction whose commit failed.
-
-        After an unanswered attempt, an abort that is refused because it is committed confirms the commit.
-        """
-        is_aborted = self._abort("its commit failed")
-        if is_aborted or not self._in_doubt:
-            self._end(committed=False if is_aborted else None)
-            raise error
-        if version := self._confirm(wrote=wrote):
-            return version
-        if isinstance(error, TransactionNotFound):
-            self._end(committed=None)
-            raise OutcomeUnknown(
-                f"a commit of transaction {self.id} got no answer, and the site, asked again, does not know "
-                "of it any more: it was committed or aborted, and has ended. Read what it writes before you "
-                "do it again",
-                transaction=self.id,
-            ) from error
-        self._settle(committed=None)
-        raise OutcomeUnknown(
-            f"a commit of transaction {self.id} got no answer, and to ask again failed ({error}); commit "
-            "it once more to find out, or read what it writes before you do it again",
-            transaction=self.id,
-        ) from error
-
-    def _confirm(self, *, wrote: bool) -> Version:
-        """The version at which the site says that it is committed, with its writes; 0 if it does not."""
-        try:
-            shown = self._transactions.show(self.id)
-        except FloodmarkError:
-            return 0
-        return shown.version if shown.state in _COMMITS and shown.wrote == wrote else 0
-
-    def _commit(self, writes: list[NamespaceWrites]) -> Version:
-        """Commit, and ask again while no answer comes and its time is not over: it is committed once."""
-        pauses = self._pace.pauses()
-        while True:
-            try:
-                return self._send(writes)
-            except PartlyDone:
-                raise
-            except (OutcomeUnknown, Unreachable):
-                if self._pace.time_seconds() >= self._until_seconds:
-                    raise
-            next(pauses)
-
-    def _send(self, writes: list[NamespaceWrites]) -> Version:
-        """Ask for the commit once.  Until there is an answer, it may have happened."""
-        before, self._in_doubt = self._in_doubt, True
-        try:
-            return self._transactions.commit(self.id, writes)
-        except OutcomeUnknown:
-            raise
-        except FloodmarkError:
-            self._in_doubt = before
-            raise
-
     def abort(self, reason: str = "by its owner") -> None:
-        """Leave everything as it was.  If the site cannot be told, the timeout does it."""
-        if not self._ended:
-            self._end(committed=False if self._abort(reason) else None)
-
-    def _abort(self, reason: str) -> bool:
-        """Ask for an abort; whether it is certain that there was one."""
-        try:
-            self._transactions.abort(self.id, reason)
-        except PartlyDone:
-            # It is decided; a participant has not confirmed it yet.
-            return True
-        except FloodmarkError:
-            return False
-        return True
-
-    def _end(self, *, committed: bool | None) -> None:
+        """Leave everything as it was."""
         self._ended = True
-        self._settle(committed=committed)
+        if self._coordinated is not None:
+            self._coordinated.abort(reason)
 
-    def _settle(self, *, committed: bool | None) -> None:
-        for subscription in self._subscriptions:
-            subscription.settle(self.id, committed=committed)
+    def _coordinate(self) -> Coordinated:
+        if self._coordinated is None:
+            self._coordinated = self._begin()
+        return self._coordinated
+
+    def _qualified(self) -> dict[bytes, bytes]:
+        return {
+            encode_namespace(namespace.id) + key: stored
+            for namespace, written in self._writes.values()
+            for key, stored in written.items()
+        }
+
+    def _written(self, namespace: int) -> dict[bytes, bytes]:
+        return self._writes[namespace][1] if namespace in self._writes else {}
 
     def _require_open(self) -> None:
-        if self._ended:
-            raise Closed(f"transaction {self.id} has ended; begin another one with site.transaction()")
+        if self._ended or (self._coordinated is not None and self._coordinated.ended):
+            raise Closed("the transaction has ended; begin another one with site.transaction()")
+        if get_ident() != self._thread:
+            raise InvalidArgument(
+                "a transaction is for the thread that began it; begin one in each thread, or pass values"
+            )
 
 
 def run_transaction(
-    begin: Callable[[], Transaction], work: Callable[[Transaction], Result], *, pace: Pace = PACE
+    begin: Callable[[], Transaction],
+    work: Callable[[Transaction], Result],
+    *,
+    timeout: timedelta = TIMEOUT,
+    pace: Pace = PACE,
 ) -> Result:
-    """Commit work in a transaction; retry after a conflict, or after a restart that aborted the commit."""
-    pauses = pace.pauses()
-    for _ in range(ATTEMPTS_MAX - 1):
+    """Commit work in a transaction; again after a conflict, or after a restart that aborted the commit."""
+    pauses, until = pace.pauses(), pace.time_seconds() + timeout.total_seconds()
+    for attempt in range(1, ATTEMPTS_MAX + 1):
         try:
             with begin() as transaction:
                 return work(transaction)
         except Retryable:
-            pass
+            if attempt == ATTEMPTS_MAX or pace.time_seconds() >= until:
+                raise
         except TransactionEnded as error:
-            if not error.details.get("restarted"):
+            if not error.details.get("restarted") or attempt == ATTEMPTS_MAX:
                 raise
         next(pauses)
-    with begin() as transaction:
-        return work(transaction)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def transactional(
+    work: Callable[Concatenate[Transaction, Arguments], Result],
+) -> Callable[Concatenate[Any, Arguments], Result]:
+    """A function of a transaction that can also be called with a site: then it runs in a transaction.
+
+    Called with a transaction it takes part in that, so such functions can call each other.
+
+    >>> import floodmark, tempfile
+    >>> @floodmark.transactional
+    ... def move(t, accounts, giver, taker, amount):
+    ...     t.put(accounts, giver, b"%d" % (int(t.get(accounts, giver)) - amount))
+    ...     t.put(accounts, taker, b"%d" % (int(t.get(accounts, taker) or 0) + amount))
+    >>> with floodmark.open(tempfile.mkdtemp(), site="oslo") as site:
+    ...     accounts = site.create_namespace("accounts")
+    ...     _ = accounts.put(b"ada", b"10")
+    ...     move(site, accounts, b"ada", b"grace", 4)
+    ...     accounts.get(b"ada"), accounts.get(b"grace")
+    (b'6', b'4')
+    """
+
+    @wraps(work)
+    def call(target: Any, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
+        if isinstance(target, Transaction):
+            return work(target, *arguments, **named)
+        if not hasattr(target, "run_transaction"):
+            raise InvalidArgument(f"call it with a site or a transaction first, not {target!r:.60}")
+        found: Result = target.run_transaction(lambda t: work(t, *arguments, **named))
+        return found
+
+    return call
+
+
+def _range(start: bytes | str, end: bytes | str | None, prefix: bytes | str | None) -> KeyRange:
+    return check_range(
+        _bytes(start),
+        None if end is None else _bytes(end),
+        None if prefix is None else _bytes(prefix),
+    )
+
+
+def _key_or_range(
+    key: bytes | str | None, start: bytes | str, end: bytes | str | None, prefix: bytes | str | None
+) -> KeyRange:
+    if key is None:
+        return _range(start, end, prefix)
+    return KeyRange(_bytes(key), after(_bytes(key)))
+
+
+def _bytes(key: bytes | str) -> bytes:
+    return key.encode() if isinstance(key, str) else key

@@ -81,6 +81,14 @@ _UNFINISHED: Final = (TransactionState.OPEN, TransactionState.COMMITTING, Transa
 _log = logging.getLogger("floodmark.transaction")
 
 
+def check_timeout(timeout: timedelta) -> int:
+    """The milliseconds of a transaction's timeout; InvalidArgument if it is too short or too long."""
+    timeout_ms = timeout // timedelta(milliseconds=1)
+    if not 1 <= timeout_ms <= TIMEOUT_MS_MAX:
+        raise InvalidArgument("the timeout of a transaction is between a millisecond and 24 hours")
+    return timeout_ms
+
+
 class TransactionCoordinator:
     """Decides about the transactions of one log, which it opens.  Safe to use from many threads.
 
@@ -129,9 +137,7 @@ class TransactionCoordinator:
         The id ends with the owner's mark, if there is one, so that the log keeps it.  Raises `LimitExceeded`
         if the owner has `owned_max` transactions that have not ended.
         """
-        timeout_ms = timeout // timedelta(milliseconds=1)
-        if not 1 <= timeout_ms <= TIMEOUT_MS_MAX:
-            raise InvalidArgument("the timeout of a transaction is between a millisecond and 24 hours")
+        timeout_ms = check_timeout(timeout)
         transaction = f"{self.number}-{self._mint()}" + (f"-{owner}" if owner else "")
         record = Begun(transaction, self._time_source() + timeout_ms, timeout_ms)
         self._take(Beginning(self._book, record, self.number, self._growing_ms(), owned_max))

@@ -285,6 +285,7 @@ COMMIT_PREPARED: Final = _of_partition(Partition.commit_prepared, frequent=False
 ABORT_PREPARED: Final = _of_partition(Partition.abort_prepared, frequent=False)
 ASK_PREPARED: Final = _of_partition(Partition.ask_prepared, frequent=False)
 ENDED_PREPARED: Final = _of_partition(Partition.ended_prepared, frequent=False)
+VALIDATE: Final = _of_partition(Partition.validate, frequent=False)
 SETTLE: Final = _of_partition(Partition.settle, frequent=False)
 REPAIR: Final = _of_partition(Partition.repair, frequent=False)
 RESOLVED: Final = _of_partition(Partition.resolved_version, "resolved", frequent=False)

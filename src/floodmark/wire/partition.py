@@ -9,7 +9,15 @@ import pyarrow
 from floodmark.codec.columns import records_schema
 from floodmark.model.errors import FloodmarkError, PartitionMoved, Unreachable, WireMismatch
 from floodmark.model.limits import REQUEST_BYTES_MAX
-from floodmark.model.partition import CommitLimits, Content, Fate, LinkGuard, Partition, PartitionMap
+from floodmark.model.partition import (
+    CommitLimits,
+    Content,
+    Fate,
+    LinkGuard,
+    Partition,
+    PartitionMap,
+    ReadSet,
+)
 from floodmark.model.ranges import KeyRange
 from floodmark.model.record import AtomicAnswer, Versioned
 from floodmark.model.version import Version
@@ -39,6 +47,7 @@ from floodmark.wire.messages import (
     RESOLVED,
     SETTLE,
     TICKET,
+    VALIDATE,
     WRITE,
     MapReply,
     RecordsTicket,
@@ -121,9 +130,15 @@ class RemotePartition:
         return self._connection.call(MERGE, self.id, list(keys), list(values), durable)
 
     def write(
-        self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool, batch: bool = False
+        self,
+        keys: Sequence[bytes],
+        values: Sequence[bytes],
+        *,
+        durable: bool,
+        batch: bool = False,
+        reads: ReadSet | None = None,
     ) -> Version:
-        return self._connection.call(WRITE, self.id, list(keys), list(values), durable, batch)
+        return self._connection.call(WRITE, self.id, list(keys), list(values), durable, batch, reads)
 
     def apply(
         self,
@@ -172,6 +187,9 @@ class RemotePartition:
 
     def ended_prepared(self, transactions: Sequence[str], siblings: Sequence[bytes]) -> list[bool]:
         return self._connection.call(ENDED_PREPARED, self.id, list(transactions), list(siblings))
+
+    def validate(self, transaction: str, reads: ReadSet, at: Version) -> None:
+        self._connection.call(VALIDATE, self.id, transaction, reads, at)
 
     def settle(self, keys: Sequence[bytes], at: Version) -> None:
         self._connection.call(SETTLE, self.id, list(keys), at)

@@ -31,6 +31,8 @@ SITE_CALLS: Final[Calls] = {
     "namespaces": (),
     "now": (),
     "partitions": (),
+    "read_atomic": ([],),
+    "read_atomic_many": ([],),
     "release_safe_point": ("lost",),
     "replication": (),
     "resolved_version": (),

@@ -15,8 +15,8 @@ Where something is to be "the same", it is compared with a site of this process 
 memory: results, the classes, messages and details of errors, and the versions of long histories.
 
 The parts stand in files of their own, and may be run alone: namespaces, writes, atomic batches, the writer,
-scans, changes, snapshots, subscriptions, transactions, feeds, streams from outside, merging, verifying,
-administration, refusals, closing, histories.
+scans, changes, snapshots, subscriptions, transactions, their reads, feeds, streams from outside, merging,
+verifying, administration, refusals, closing, histories.
 """
 
 from tests.contracts.site.administration import AdministrationContract
@@ -30,6 +30,7 @@ from tests.contracts.site.merging import MergingContract
 from tests.contracts.site.namespaces import NamespaceContract
 from tests.contracts.site.refusals import RefusalContract
 from tests.contracts.site.scans import ScanContract
+from tests.contracts.site.serializing import SerializingContract
 from tests.contracts.site.snapshots import SnapshotContract
 from tests.contracts.site.streams import StreamContract
 from tests.contracts.site.subscriptions import SubscriptionContract
@@ -49,6 +50,7 @@ class SiteContract(
     SnapshotContract,
     SubscriptionContract,
     TransactionContract,
+    SerializingContract,
     FeedContract,
     StreamContract,
     MergingContract,

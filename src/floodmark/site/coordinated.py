@@ -1,0 +1,208 @@
+"""A transaction with a coordinator: what acknowledges changes of subscriptions, or spans several nodes.
+
+Acknowledgements are sent at once, and the site refuses those that are taken.  Writes are sent with the
+commit.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from secrets import SystemRandom
+from threading import Event
+from typing import Final, TypeVar
+
+from floodmark.clock import monotonic_seconds
+from floodmark.clock.backoff import NO_BUDGET_MS, Backoff
+from floodmark.feed.subscription.consumer import Delivery, Subscription
+from floodmark.host.ports import NamespaceWrites, Transactions
+from floodmark.model.errors import (
+    FloodmarkError,
+    OutcomeUnknown,
+    PartlyDone,
+    TransactionEnded,
+    TransactionNotFound,
+    Unreachable,
+)
+from floodmark.model.partition import ReadSet
+from floodmark.model.transaction import TransactionState
+from floodmark.model.version import Version
+
+TIMEOUT: Final = timedelta(minutes=1)
+# How often work is retried that met another transaction, and the pauses between attempts.
+ATTEMPTS_MAX: Final = 10
+PAUSE_MS_FIRST: Final = 10
+PAUSE_MS_MAX: Final = 1_000
+
+_COMMITS: Final = (TransactionState.COMMITTING, TransactionState.COMMITTED)
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How a caller waits before a retry: its clock, its sleep and its randomness.
+
+    >>> slept = []
+    >>> pauses = Pace(sleep=slept.append, random=lambda: 0.5).pauses()
+    >>> for _ in range(3):
+    ...     next(pauses)
+    >>> slept
+    [0.0075, 0.015, 0.03]
+    """
+
+    time_seconds: Callable[[], float] = monotonic_seconds
+    sleep: Callable[[float], object] = Event().wait
+    random: Callable[[], float] = SystemRandom().random
+
+    def pauses(self) -> Iterator[None]:
+        """Sleep at each step for half to all of a pause, so that rivals do not meet again."""
+        for pause in Backoff(PAUSE_MS_FIRST, longest_ms=PAUSE_MS_MAX, budget_ms=NO_BUDGET_MS).pauses():
+            self.sleep(pause * (0.5 + self.random() / 2))
+            yield
+
+
+PACE: Final = Pace()
+
+
+class Coordinated:
+    """A transaction that a coordinator of the site knows of.  For one thread."""
+
+    def __init__(
+        self, transactions: Transactions, transaction: str, *, timeout: timedelta = TIMEOUT, pace: Pace = PACE
+    ) -> None:
+        self.id = transaction
+        self._pace = pace
+        # After this the site has aborted it, unless it is decided.
+        self._until_seconds = pace.time_seconds() + timeout.total_seconds()
+        self._transactions = transactions
+        self._subscriptions: list[Subscription] = []
+        self.ended = False
+        # Whether a commit was sent that has not been answered, and may have happened.
+        self._in_doubt = False
+
+    def __repr__(self) -> str:
+        return f"Coordinated({self.id!r})"
+
+    def acknowledge(self, deliveries: tuple[Delivery, ...], *, through: bool) -> None:
+        """Acknowledge changes of one subscription, or all up to one, if this transaction is committed."""
+        subscription = deliveries[0].subscription
+        if subscription not in self._subscriptions:
+            self._subscriptions.append(subscription)
+        try:
+            subscription.acknowledge_in(self._transactions.acknowledge, self.id, deliveries, through=through)
+        except (OutcomeUnknown, Unreachable) as error:
+            # To commit without it would let the change be dealt with again.
+            self.abort(f"an acknowledgement got no answer: {error}")
+            raise
+
+    # The end
+
+    def commit(self, writes: list[NamespaceWrites], reads: ReadSet | None) -> Version:
+        """Make everything effective; its version.
+
+        Without an answer, it is asked for again until the transaction's timeout.  After OutcomeUnknown,
+        committing again finds the outcome out, unless the site has forgotten the transaction since.
+        """
+        try:
+            version = self._commit(writes, reads)
+        except PartlyDone:
+            # It is committed; a participant has not confirmed it yet.
+            self._end(committed=None)
+            raise
+        except OutcomeUnknown:
+            self._settle(committed=None)
+            raise
+        except TransactionEnded as error:
+            # If another caller committed it, without these writes, its acknowledgements are in effect.
+            is_committed = error.details.get("state") in _COMMITS
+            if error.details.get("state") == TransactionState.ABORTING:
+                # Returns when what it acknowledged is available again.
+                self._abort("its commit failed")
+            self._end(committed=None if is_committed else False)
+            raise
+        except FloodmarkError as error:
+            version = self._give_up(error, wrote=bool(writes))
+        self._end(committed=True)
+        return version
+
+    def _give_up(self, error: FloodmarkError, *, wrote: bool) -> Version:
+        """End a transaction whose commit failed.
+
+        After an unanswered attempt, an abort that is refused because it is committed confirms the commit.
+        """
+        is_aborted = self._abort("its commit failed")
+        if is_aborted or not self._in_doubt:
+            self._end(committed=False if is_aborted else None)
+            raise error
+        if version := self._confirm(wrote=wrote):
+            return version
+        if isinstance(error, TransactionNotFound):
+            self._end(committed=None)
+            raise OutcomeUnknown(
+                f"a commit of transaction {self.id} got no answer, and the site, asked again, does not know "
+                "of it any more: it was committed or aborted, and has ended. Read what it writes before you "
+                "do it again",
+                transaction=self.id,
+            ) from error
+        self._settle(committed=None)
+        raise OutcomeUnknown(
+            f"a commit of transaction {self.id} got no answer, and to ask again failed ({error}); commit "
+            "it once more to find out, or read what it writes before you do it again",
+            transaction=self.id,
+        ) from error
+
+    def _confirm(self, *, wrote: bool) -> Version:
+        """The version at which the site says that it is committed, with its writes; 0 if it does not."""
+        try:
+            shown = self._transactions.show(self.id)
+        except FloodmarkError:
+            return 0
+        return shown.version if shown.state in _COMMITS and shown.wrote == wrote else 0
+
+    def _commit(self, writes: list[NamespaceWrites], reads: ReadSet | None) -> Version:
+        """Commit, and ask again while no answer comes and its time is not over: it is committed once."""
+        pauses = self._pace.pauses()
+        while True:
+            try:
+                return self._send(writes, reads)
+            except PartlyDone:
+                raise
+            except (OutcomeUnknown, Unreachable):
+                if self._pace.time_seconds() >= self._until_seconds:
+                    raise
+            next(pauses)
+
+    def _send(self, writes: list[NamespaceWrites], reads: ReadSet | None) -> Version:
+        """Ask for the commit once.  Until there is an answer, it may have happened."""
+        before, self._in_doubt = self._in_doubt, True
+        try:
+            return self._transactions.commit(self.id, writes, reads)
+        except OutcomeUnknown:
+            raise
+        except FloodmarkError:
+            self._in_doubt = before
+            raise
+
+    def abort(self, reason: str = "by its owner") -> None:
+        """Leave everything as it was.  If the site cannot be told, the timeout does it."""
+        if not self.ended:
+            self._end(committed=False if self._abort(reason) else None)
+
+    def _abort(self, reason: str) -> bool:
+        """Ask for an abort; whether it is certain that there was one."""
+        try:
+            self._transactions.abort(self.id, reason)
+        except PartlyDone:
+            # It is decided; a participant has not confirmed it yet.
+            return True
+        except FloodmarkError:
+            return False
+        return True
+
+    def _end(self, *, committed: bool | None) -> None:
+        self.ended = True
+        self._settle(committed=committed)
+
+    def _settle(self, *, committed: bool | None) -> None:
+        for subscription in self._subscriptions:
+            subscription.settle(self.id, committed=committed)

@@ -1,0 +1,271 @@
+"""The site's contract: what transactions read, and which writes of others they conflict with."""
+
+from collections.abc import Callable
+from random import Random
+from threading import Lock, Thread
+from time import monotonic
+from typing import Any
+
+import pytest
+from tests.contracts.site.base import SiteContractBase
+
+import floodmark
+from floodmark.model.errors import Closed, Conflict, InvalidArgument
+from floodmark.model.ranges import KeyRange
+from floodmark.site import Namespace, Site, Transaction
+from floodmark.testing.serializability import Observed, check_serializable
+
+THREADS, ROUNDS, KEYS = 4, 12, 4
+
+in_partitions = pytest.mark.usefixtures("cut_users")
+
+
+def write_and_read(transaction: Transaction, users: Namespace) -> None:
+    """Read what the transaction has written itself."""
+    transaction.put(users, b"h", b"own")
+    assert transaction.get(users, b"h") == b"own"
+
+
+class SerializingContract(SiteContractBase):
+    """Transactions as if one came after the other."""
+
+    @pytest.fixture(params=[False, True], ids=["one partition", "many partitions"])
+    def cut_users(self, request: pytest.FixtureRequest, site: Site, users: Namespace) -> None:
+        """Let keys of a transaction lie in one partition or in several."""
+        if request.param:
+            site.split("users", b"g")
+            site.split("users", b"p")
+
+    # Reads
+
+    @in_partitions
+    def test_all_reads_are_as_of_one_version(self, site: Site, users: Namespace) -> None:
+        users.put_many({b"a": b"1", b"q": b"1"})
+        with site.transaction() as transaction:
+            assert transaction.get(users, b"a") == b"1"
+            users.put_many({b"a": b"2", b"q": b"2", b"z": b"2"})
+            assert transaction.get_many(users, [b"q", b"a", b"z"]) == [b"1", b"1", None]
+            assert list(transaction.scan(users)) == [(b"a", b"1"), (b"q", b"1")]
+            assert users.get(b"q", at=transaction.read_version) == b"1"
+
+    @in_partitions
+    def test_reads_see_the_own_writes(self, site: Site, users: Namespace) -> None:
+        counts = site.create_namespace("counts", merge="counter")
+        people = site.create_namespace("people", merge="fields")
+        texts = site.create_namespace("texts", codec="json")
+        users.put_many({b"a": b"1", b"h": b"1", b"q": b"1"})
+        counts.add(b"ada", 40)
+        people.put(b"ada", {"name": "Ada", "city": "London"})
+        with site.transaction() as transaction:
+            transaction.put(users, b"a", b"2")
+            transaction.delete(users, b"h")
+            transaction.put(users, b"z", b"2")
+            transaction.add(counts, b"ada", 2)
+            transaction.update(people, b"ada", {"city": None, "title": "countess"})
+            transaction.put(texts, "ada", {"born": 1815})
+            left = [(b"a", b"2"), (b"q", b"1"), (b"z", b"2")]
+            assert list(transaction.scan(users)) == left
+            assert list(transaction.scan(users, reverse=True, limit=2)) == left[:0:-1]
+            assert list(transaction.scan(users, b"b", b"z")) == [(b"q", b"1")]
+            assert transaction.get_many(users, [b"a", b"h", b"q"]) == [b"2", None, b"1"]
+            assert transaction.get(counts, b"ada") == b"42"
+            assert transaction.get(people, b"ada") == b'{"name":"Ada","title":"countess"}'
+            assert (transaction.get(texts, "ada"), list(transaction.scan(texts))) == (
+                {"born": 1815},
+                [("ada", {"born": 1815})],
+            )
+        assert list(users.scan()) == left
+        assert (counts.get(b"ada"), texts.get("ada")) == (b"42", {"born": 1815})
+        assert people.get(b"ada") == b'{"name":"Ada","title":"countess"}'
+
+    @in_partitions
+    def test_range_is_deleted_with_what_the_transaction_wrote(self, site: Site, users: Namespace) -> None:
+        users.put_many({b"a": b"1", b"h": b"1", b"q": b"1"})
+        with site.transaction() as transaction:
+            transaction.put(users, b"i", b"2")
+            assert transaction.delete_range(users, b"b", b"z") == 3
+        assert list(users.scan()) == [(b"a", b"1")]
+
+    # Conflicts
+
+    READS: tuple[tuple[Callable[[Transaction, Namespace], Any], set[bytes]], ...] = (
+        (lambda t, users: t.get(users, b"h"), {b"h"}),
+        (lambda t, users: t.get(users, b"i"), {b"i"}),
+        (lambda t, users: t.get_many(users, [b"a", b"q"]), {b"a", b"q"}),
+        (lambda t, users: list(t.scan(users, b"b", b"i")), {b"b", b"h"}),
+        (lambda t, users: list(t.scan(users, b"b", limit=1)), {b"b", b"h"}),
+        (lambda t, users: next(t.scan(users, b"b", reverse=True)), {b"q", b"x", b"z"}),
+        (lambda t, users: list(t.scan(users, prefix=b"x")), {b"x"}),
+        (lambda t, users: t.add_read_conflict(users, b"h"), {b"h"}),
+        (lambda t, users: t.add_read_conflict(users, start=b"h", end=b"q"), {b"h", b"i"}),
+        (lambda t, users: t.delete_range(users, b"h", b"i"), {b"h"}),
+        (lambda t, users: t.get(users, b"h", snapshot=True), set()),
+        (lambda t, users: list(t.scan(users, snapshot=True)), set()),
+        (lambda t, users: t.scan(users), set()),
+        (write_and_read, set()),
+    )
+
+    @in_partitions
+    @pytest.mark.parametrize("number", range(len(READS)))
+    def test_write_to_what_was_read_is_a_conflict_and_to_nothing_else(
+        self, site: Site, users: Namespace, number: int
+    ) -> None:
+        read, conflicting = self.READS[number]
+        for changed in (b"a", b"b", b"h", b"i", b"q", b"x", b"z"):
+            users.delete_range()
+            users.put_many({b"a": b"1", b"h": b"1", b"q": b"1"})
+            transaction = site.transaction()
+            assert transaction.read_version
+            read(transaction, users)
+            transaction.put(users, b"written", b"1")
+            users.put(changed, b"2")
+            if changed in conflicting:
+                with pytest.raises(Conflict) as raised:
+                    transaction.commit()
+                assert raised.value.details["key"] == changed
+            else:
+                transaction.commit()
+            assert (users.get(b"written") is None) == (changed in conflicting)
+
+    def test_deletion_of_what_was_read_is_a_conflict(self, site: Site, users: Namespace) -> None:
+        users.put(b"a", b"1")
+        transaction = site.transaction()
+        transaction.get(users, b"a")
+        transaction.put(users, b"q", b"1")
+        users.delete(b"a")
+        with pytest.raises(Conflict):
+            transaction.commit()
+
+    def test_writes_alone_conflict_with_nothing(self, site: Site, users: Namespace) -> None:
+        first, second = site.transaction(), site.transaction()
+        for transaction in (first, second):
+            transaction.put(users, b"a", b"%d" % id(transaction))
+        first.commit()
+        second.commit()
+        assert users.get(b"a") == b"%d" % id(second)
+
+    @in_partitions
+    @pytest.mark.parametrize("coordinator", [None, 0], ids=["one round", "coordinated"])
+    def test_two_that_each_write_what_the_other_reads_do_not_both_commit(
+        self, site: Site, users: Namespace, coordinator: int | None
+    ) -> None:
+        users.put_many({b"a": b"on call", b"q": b"on call"})
+        one, other = (site.transaction(coordinator=coordinator) for _ in range(2))
+        for transaction, key in ((one, b"a"), (other, b"q")):
+            assert len(list(transaction.scan(users))) == 2
+            transaction.delete(users, key)
+        one.commit()
+        with pytest.raises(Conflict):
+            other.commit()
+        assert list(users.scan()) == [(b"q", b"on call")]
+
+    def test_work_is_done_again_after_a_conflict(self, site: Site, users: Namespace) -> None:
+        users.put(b"a", b"0")
+        attempts = []
+
+        @floodmark.transactional
+        def add(transaction: Transaction, number: int) -> int:
+            before = int(transaction.get(users, b"a"))
+            attempts.append(before)
+            if len(attempts) == 1:
+                users.put(b"a", b"10")
+            transaction.put(users, b"a", b"%d" % (before + number))
+            return before + number
+
+        @floodmark.transactional
+        def add_twice(transaction: Transaction) -> int:
+            add(transaction, 1)
+            return add(transaction, 2)
+
+        assert add_twice(site) == 13
+        assert (attempts, users.get(b"a")) == ([0, 1, 10, 11], b"13")
+
+    # Misuse
+
+    def test_transaction_that_has_ended_reads_no_more(self, site: Site, users: Namespace) -> None:
+        with site.transaction() as transaction:
+            transaction.get(users, b"a")
+        for read in (
+            lambda: transaction.get(users, b"a"),
+            lambda: transaction.scan(users),
+            lambda: transaction.read_version,
+            lambda: transaction.add_read_conflict(users, b"a"),
+        ):
+            with pytest.raises(Closed):
+                read()
+
+    def test_another_thread_is_refused(self, site: Site, users: Namespace) -> None:
+        transaction, refusals = site.transaction(), []
+
+        def use() -> None:
+            with pytest.raises(InvalidArgument, match="thread"):
+                transaction.get(users, b"a")
+            refusals.append(True)
+
+        thread = Thread(target=use)
+        thread.start()
+        thread.join()
+        assert refusals == [True]
+        transaction.abort()
+
+    # All together
+
+    @in_partitions
+    def test_histories_of_threads_are_serializable(self, site: Site, users: Namespace) -> None:
+        history = History(site, users)
+        threads = [Thread(target=history.run, args=(seed,)) for seed in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert history.failures == []
+        assert len(history.seen) == THREADS * ROUNDS
+        check_serializable(history.seen, history.orders())
+
+
+class History:
+    """Transactions of many threads over few keys, which read, scan and write what no other writes."""
+
+    def __init__(self, site: Site, users: Namespace) -> None:
+        self.seen: list[Observed] = []
+        self.failures: list[BaseException] = []
+        self._site = site
+        self._users = users
+        self._lock = Lock()
+
+    def run(self, seed: int) -> None:
+        try:
+            for number in range(ROUNDS):
+                self._transact(Random(100 * seed + number), f"{seed}-{number}")
+        except BaseException as error:
+            self.failures.append(error)
+
+    def _transact(self, random: Random, name: str) -> None:
+        keys = [bytes([ord("a") + 6 * number]) for number in range(KEYS)]
+        read, written = random.sample(keys, 2), random.sample(keys, random.randrange(3))
+        scanned = KeyRange(*sorted(random.sample(keys, 2))) if random.random() < 0.3 else None
+        began = monotonic()
+        found: dict[bytes, bytes | None] = {}
+        ranges: list[tuple[KeyRange, dict[bytes, bytes]]] = []
+
+        def work(transaction: Transaction) -> None:
+            found.clear()
+            ranges.clear()
+            found.update(zip(read, transaction.get_many(self._users, read), strict=True))
+            if scanned is not None:
+                ranges.append((scanned, dict(transaction.scan(self._users, *scanned))))
+            for key in written:
+                transaction.put(self._users, key, name.encode())
+
+        self._site.run_transaction(work)
+        writes = dict.fromkeys(written, name.encode())
+        with self._lock:
+            self.seen.append(Observed(name, began, monotonic(), dict(found), list(ranges), writes))
+
+    def orders(self) -> dict[bytes, list[bytes]]:
+        """The values that each key has held, in order."""
+        orders: dict[bytes, list[bytes]] = {}
+        for change in self._site.changes("users"):
+            assert change.value is not None
+            orders.setdefault(change.key, []).append(change.value)
+        return orders

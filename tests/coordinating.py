@@ -1,0 +1,13 @@
+"""Transactions as a server begins them for a client, which outlives the process of the site."""
+
+from datetime import timedelta
+
+from floodmark.site import Site, Transaction
+from floodmark.site.coordinated import Coordinated
+
+
+def begin_for_client(site: Site, timeout: timedelta, *, owner: str = "c" * 16) -> Transaction:
+    """A transaction that a coordinator of the site knows of."""
+    began = site.transactions.begin(timeout, 0, owner=owner)
+    coordinated = Coordinated(site.transactions, began, timeout=timeout)
+    return Transaction(site.host, lambda: coordinated, durable=True, begun=coordinated)
