@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from floodmark.model.version import Version
-from floodmark.testing.atomicity import Fracture, Seen, find_fracture, locate
+from floodmark.testing.atomicity import Fracture, SeenVersions, find_fracture, locate
 
 KEYS = ("a", "b", "c", "d")
 MERGED = {"d"}
@@ -40,14 +40,14 @@ def test_checker_agrees_with_the_definition_where_values_are_unique(
     writes: list[set[str]], places: dict[str, int]
 ) -> None:
     found = versions_at(writes, places)
-    read = {key: Seen(version, version, key in MERGED) for key, version in found.items()}
+    read = {key: SeenVersions(version, version, key in MERGED) for key, version in found.items()}
     assert (find_fracture(read, batches_of(writes)) is not None) == is_fractured(writes, found)
 
 
 @given(HISTORIES, st.integers(0, 12))
 def test_snapshot_is_accepted(writes: list[set[str]], place: int) -> None:
     found = versions_at(writes, dict.fromkeys(KEYS, place))
-    read = {key: Seen(version, version, key in MERGED) for key, version in found.items()}
+    read = {key: SeenVersions(version, version, key in MERGED) for key, version in found.items()}
     assert find_fracture(read, batches_of(writes)) is None
 
 
@@ -70,13 +70,13 @@ def test_values_that_recur_are_never_held_against_a_whole_read(
 def test_canaries_are_rejected() -> None:
     """What the wrong rules of the protocol lead to, each as one read."""
     first, second = {"a": 5, "b": 5}, {"b": 8, "c": 8}
-    newest_in_the_second_round = {"a": Seen(5, 5), "b": Seen(8, 8), "c": Seen(2, 2)}
+    newest_in_the_second_round = {"a": SeenVersions(5, 5), "b": SeenVersions(8, 8), "c": SeenVersions(2, 2)}
     assert find_fracture(newest_in_the_second_round, [first, second]) == Fracture(8, "b", "c")
-    unknown_taken_for_harmless = {"a": Seen(5, 5), "b": Seen(3, 3)}
+    unknown_taken_for_harmless = {"a": SeenVersions(5, 5), "b": SeenVersions(3, 3)}
     assert find_fracture(unknown_taken_for_harmless, [first]) == Fracture(5, "a", "b")
-    badge_without_message = {"a": Seen(3, 3), "b": Seen(9, 9, merged=True)}
+    badge_without_message = {"a": SeenVersions(3, 3), "b": SeenVersions(9, 9, merged=True)}
     assert find_fracture(badge_without_message, [first]) == Fracture(5, "b", "a")
-    copied_in_two_parts = {"a": Seen(5, 5), "b": Seen(5, 5)}
+    copied_in_two_parts = {"a": SeenVersions(5, 5), "b": SeenVersions(5, 5)}
     assert find_fracture(copied_in_two_parts, [{"a": 5, "b": 6}]) == Fracture(5, "a", "b")
     assert locate([(1, b"x")], b"y") is None
 
@@ -84,11 +84,11 @@ def test_canaries_are_rejected() -> None:
 def test_reads_that_miss_nothing_are_accepted() -> None:
     batch = {"a": 5, "b": 5}
     for read in (
-        {"a": Seen(5, 5), "b": Seen(9, 9)},
-        {"a": Seen(9, 9), "b": Seen(3, 3)},
-        {"a": Seen(5, 5), "c": Seen(0, 0)},
-        {"a": Seen(3, 5), "b": Seen(3, 3)},
-        {"a": Seen(3, 3), "b": Seen(4, 9, merged=True)},
+        {"a": SeenVersions(5, 5), "b": SeenVersions(9, 9)},
+        {"a": SeenVersions(9, 9), "b": SeenVersions(3, 3)},
+        {"a": SeenVersions(5, 5), "c": SeenVersions(0, 0)},
+        {"a": SeenVersions(3, 5), "b": SeenVersions(3, 3)},
+        {"a": SeenVersions(3, 3), "b": SeenVersions(4, 9, merged=True)},
         {},
     ):
         assert find_fracture(read, [batch]) is None

@@ -2,7 +2,8 @@
 
 import pytest
 
-from floodmark.testing.simulation import FAULTS, Success, World, first_failure, run_seed
+from floodmark.testing.simulation import FAULTS, Success, first_failure, run_seed
+from floodmark.testing.simulation.world import Actions
 
 SEEDS_MAX = 200
 # What a planted function raises that does not fit its callers any more.
@@ -58,7 +59,7 @@ def test_an_error_that_nobody_expects_is_a_failure_too_and_says_where_it_came_fr
     def break_down(*_: object) -> None:
         raise KeyError("broken")
 
-    monkeypatch.setattr(World, "_collect_garbage", break_down)
+    monkeypatch.setattr(Actions, "collect_garbage", break_down)
     failure = first_failure(range(3))
     assert failure is not None
     told = str(failure)

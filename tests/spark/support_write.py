@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 import pyarrow
 
-from floodmark.spark.source.writing import BatchWriter
+from floodmark.spark.source.writing import FrameWriter
 
 Pairs: TypeAlias = Sequence[tuple[bytes, bytes]]
 
@@ -16,7 +16,7 @@ def batches_of(*batches: Pairs) -> Iterator[pyarrow.RecordBatch]:
         yield pyarrow.record_batch([pyarrow.array(keys), pyarrow.array(values)], names=["key", "value"])
 
 
-def write_in_process(writer: BatchWriter, batches: int) -> None:
+def write_in_process(writer: FrameWriter, batches: int) -> None:
     """A task as Spark runs it: every batch has every key, and the last value is the highest."""
     keys = [b"%03d" % key for key in range(100)]
     writer.write(batches_of(*([(key, b"%06d" % number) for key in keys] for number in range(batches))))

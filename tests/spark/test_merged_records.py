@@ -35,7 +35,7 @@ from floodmark.spark.jobs.backups.backup import backup
 from floodmark.spark.jobs.backups.parts import check_backup
 from floodmark.spark.jobs.backups.restore import restore
 from floodmark.spark.source.schemas import PAIRS, RECORDS, STATES
-from floodmark.spark.source.writing import KEEP_STAMPS, BatchWriter, TaskResult, open_writer
+from floodmark.spark.source.writing import KEEP_STAMPS, FrameWriter, TaskResult, open_writer
 
 PAIR_COLUMNS = StructType([StructField("key", BinaryType()), StructField("value", BinaryType())])
 FEED_COLUMNS = StructType(
@@ -63,7 +63,7 @@ def visits(site: Site) -> Namespace:
 
 def make_writer(
     url: str, schema: StructType = PAIR_COLUMNS, namespace: str = "users", **options: str
-) -> BatchWriter:
+) -> FrameWriter:
     return open_writer({"path": url, "namespace": namespace, **options}, schema, False)
 
 

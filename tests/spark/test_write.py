@@ -43,7 +43,7 @@ from floodmark.spark.runtime.failures import find_error
 from floodmark.spark.source.writing import (
     KEEP_STAMPS,
     BatchSender,
-    BatchWriter,
+    FrameWriter,
     TaskResult,
     cut_batch,
     open_stream_writer,
@@ -70,7 +70,7 @@ def users(site: Site) -> Namespace:
     return site.create_namespace("users")
 
 
-def make_writer(url: str, schema: StructType = PAIRS, **options: str) -> BatchWriter:
+def make_writer(url: str, schema: StructType = PAIRS, **options: str) -> FrameWriter:
     return open_writer({"path": url, "namespace": "users", **options}, schema, False)
 
 
@@ -112,7 +112,7 @@ def test_rows_overwrite_what_was_there_before_the_write_began(users: Namespace, 
 
 def test_a_task_without_rows_writes_nothing_and_asks_nobody() -> None:
     nobody = {"path": "grpc://127.0.0.1:1", "namespace": "users"}
-    writer = BatchWriter(read_target(nobody, PAIRS, False), 1)
+    writer = FrameWriter(read_target(nobody, PAIRS, False), 1)
     empty = pyarrow.record_batch([pyarrow.array([], pyarrow.binary())] * 2, names=["key", "value"])
     assert writer.write(iter([empty, empty])) == TaskResult(stored=0)
     assert writer.write(iter([])) == TaskResult(stored=0)

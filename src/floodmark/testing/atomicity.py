@@ -20,7 +20,7 @@ from floodmark.model.version import Version
 Key = TypeVar("Key")
 
 
-class Seen(NamedTuple):
+class SeenVersions(NamedTuple):
     """The versions of a key at which a reader may have been; 0 stands for before its first write."""
 
     earliest: Version
@@ -42,27 +42,29 @@ class Fracture(NamedTuple, Generic[Key]):
 
 def locate(
     history: Iterable[tuple[Version, bytes | None]], value: bytes | None, *, merged: bool = False
-) -> Seen | None:
+) -> SeenVersions | None:
     """Where a reader was that found a value; None if the key never had it.
 
     >>> locate([(3, b"a"), (5, b"b"), (9, b"a")], b"a")
-    Seen(earliest=3, latest=9, merged=False)
+    SeenVersions(earliest=3, latest=9, merged=False)
     >>> locate([(3, b"a"), (5, None)], None), locate([(3, b"a")], b"x")
-    (Seen(earliest=0, latest=5, merged=False), None)
+    (SeenVersions(earliest=0, latest=5, merged=False), None)
     """
     versions = [version for version, found in history if found == value]
     if value is None:
         versions.append(0)
-    return Seen(min(versions), max(versions), merged) if versions else None
+    return SeenVersions(min(versions), max(versions), merged) if versions else None
 
 
-def find_fracture(read: Mapping[Key, Seen], batches: Iterable[Mapping[Key, Version]]) -> Fracture[Key] | None:
+def find_fracture(
+    read: Mapping[Key, SeenVersions], batches: Iterable[Mapping[Key, Version]]
+) -> Fracture[Key] | None:
     """The first batch that a read saw in part; a batch has the version that it has at each of its keys.
 
     >>> batch = {"message": 7, "unread": 7}
-    >>> find_fracture({"message": Seen(7, 7), "unread": Seen(4, 4)}, [batch])
+    >>> find_fracture({"message": SeenVersions(7, 7), "unread": SeenVersions(4, 4)}, [batch])
     Fracture(version=7, shown='message', lacking='unread')
-    >>> find_fracture({"message": Seen(7, 7), "unread": Seen(4, 9)}, [batch])
+    >>> find_fracture({"message": SeenVersions(7, 7), "unread": SeenVersions(4, 9)}, [batch])
     """
     for batch in batches:
         common: Sequence[Key] = [key for key in batch if key in read]

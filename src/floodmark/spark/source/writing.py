@@ -179,7 +179,7 @@ class TaskResult(WriterCommitMessage):
     stored: int | None = None
 
 
-class BatchWriter(DataSourceArrowWriter):
+class FrameWriter(DataSourceArrowWriter):
     """Writes a DataFrame."""
 
     def __init__(self, target: Target, since: Version) -> None:
@@ -204,12 +204,12 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return site.host.versions.open_epoch(self._target.namespace, f"spark/{query}", epoch)
 
 
-def open_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
+def open_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> FrameWriter:
     """A writer for a DataFrame.  Raises errors of options and columns before a job starts."""
     target = read_target(options, schema, overwrite)
     with target.address.connect() as site:
         require_writable(site, target)
-        return BatchWriter(target, site.now())
+        return FrameWriter(target, site.now())
 
 
 def open_stream_writer(

@@ -55,19 +55,8 @@ def _always(result: object) -> Callable[[Callable[..., Any]], Callable[..., Any]
     return lambda _: lambda *_, **__: result
 
 
-def _above_open_floor_only(_: Callable[..., Any]) -> Callable[..., Any]:
-    def below(floors: Any, version: int) -> int:
-        floor = floors.round
-        return version if floor is None else min(version, floor)
-
-    return below
-
-
 def _asynchronous(original: Callable[..., Any]) -> Callable[..., Any]:
-    def put(*arguments: Any, **_: Any) -> Any:
-        return original(*arguments, durable=False)
-
-    return put
+    return lambda *arguments, **_: original(*arguments, durable=False)
 
 
 def _without_first_line(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -162,13 +151,13 @@ FAULTS: Final[Mapping[str, PlantedFault]] = {
         "a resolved version one too high",
         "floodmark.partition.floors:Floors",
         "below",
-        lambda original: lambda *arguments: original(*arguments) + 1,
+        lambda original: lambda *arguments, **options: original(*arguments, **options) + 1,
     ),
     "async-published": PlantedFault(
         "an asynchronous commit is published before it is durable",
         "floodmark.partition.floors:Floors",
         "below",
-        _above_open_floor_only,
+        _asynchronous,
     ),
     "sync-forgotten": PlantedFault(
         "a write returns before it is durable",

@@ -49,6 +49,90 @@ TOPOLOGY: Final = Topology(
 )
 
 
+class Actions:
+    """The actions of a world, by how often each is drawn."""
+
+    def __init__(self, world: "World", numbers: Iterator[int], verifier: Verifier) -> None:
+        climate = world.climate
+        self.weights: dict[Callable[[], None], float] = {
+            self.write: climate.writes,
+            self.poll_reader: climate.reads,
+            self.collect_garbage: climate.collections,
+            self.reshape: climate.reshapes,
+            self.jump: climate.jumps,
+            self.crash: climate.crashes,
+            self.cut: climate.cuts,
+            self.drive: climate.drivers,
+            self.verify: climate.looks,
+        }
+        self._world = world
+        self._numbers = numbers
+        self._verifier = verifier
+
+    def _any_site(self) -> SimulatedSite:
+        return self._world.random.choice(self._world.sites)
+
+    def write(self) -> None:
+        site = self._any_site()
+        write = choose_write(self._world.random, next(self._numbers), site.id, POLICIES)
+        if site.is_up:
+            site.write(write)
+
+    def poll_reader(self) -> None:
+        with suppress(*TROUBLE):
+            self._world.random.choice(self._world.readers).poll()
+
+    def verify(self) -> None:
+        with suppress(*TROUBLE):
+            self._verifier.poll()
+
+    def collect_garbage(self) -> None:
+        with suppress(*TROUBLE):
+            self._any_site().collect_garbage()
+
+    def reshape(self) -> None:
+        site = self._any_site()
+        with suppress(PartitionNotFound, *TROUBLE):
+            partitions = site.call(lambda open_site: open_site.partitions())
+            if len(partitions) < self._world.random.randint(1, PARTITIONS_MAX):
+                name, key = self._world.random.choice(NAMESPACES), self._world.random.choice(KEYS)
+                site.call(lambda open_site: open_site.split(name, key))
+                site.note(f"split before {name}/{key.decode()}")
+            elif len(partitions) > 1:
+                index = self._world.random.randrange(len(partitions) - 1)
+                left, right = partitions[index].id, partitions[index + 1].id
+                site.call(lambda open_site: open_site.merge(left, right))
+                site.note(f"merged partitions {left} and {right}")
+
+    def jump(self) -> None:
+        site = self._any_site()
+        site.time.jump(
+            self._world.random, far=self._world.climate.clocks_jump_far and self._world.random.random() < 0.5
+        )
+        site.note(f"clock is off by {site.time.offset_ms} ms")
+
+    def crash(self) -> None:
+        site = self._any_site()
+        if site.is_up:
+            if self._world.random.random() < 0.3:
+                site.stop()
+            else:
+                site.crash()
+
+    def drive(self) -> None:
+        """Start another driver of a link: the old one does not know that it has been replaced."""
+        Driver(self._world.random.choice(self._world.links), self._world.random, self._world.schedule).go_on()
+
+    def cut(self) -> None:
+        world = self._world
+        if len(world.sites) < 2:
+            return
+        caller, target = (site.name for site in world.random.sample(world.sites, 2))
+        world.network.cut(caller, target)
+        world.history.add(world.time(), caller, f"cannot call {target}")
+        world.schedule.after(world.random.randint(1, CUT_MS_MAX), lambda: world.network.mend(caller, target))
+
+
 class World:
     """A run of one seed."""
 
@@ -77,18 +161,8 @@ class World:
             if source is not target
         ]
         self._numbers = count(1)
-        self._actions: dict[Callable[[], None], float] = {
-            self._write: climate.writes,
-            self._poll_reader: climate.reads,
-            self._collect_garbage: climate.collections,
-            self._reshape: climate.reshapes,
-            self._jump: climate.jumps,
-            self._crash: climate.crashes,
-            self._cut: climate.cuts,
-            self._drive: climate.drivers,
-            self._verify: climate.looks,
-        }
         self._verifier = Verifier(self.sites, self.random)
+        self._actions = Actions(self, self._numbers, self._verifier).weights
 
     def run(self, steps: int = STEPS) -> None:
         """Live through some steps, then let everything heal and compare the sites."""
@@ -233,68 +307,6 @@ class World:
                 site.call(lambda open_site: open_site.heartbeat())
 
         return beat
-
-    # What is done
-
-    def _any_site(self) -> SimulatedSite:
-        return self.random.choice(self.sites)
-
-    def _write(self) -> None:
-        site = self._any_site()
-        write = choose_write(self.random, next(self._numbers), site.id, POLICIES)
-        if site.is_up:
-            site.write(write)
-
-    def _poll_reader(self) -> None:
-        with suppress(*TROUBLE):
-            self.random.choice(self.readers).poll()
-
-    def _verify(self) -> None:
-        with suppress(*TROUBLE):
-            self._verifier.poll()
-
-    def _collect_garbage(self) -> None:
-        with suppress(*TROUBLE):
-            self._any_site().collect_garbage()
-
-    def _reshape(self) -> None:
-        site = self._any_site()
-        with suppress(PartitionNotFound, *TROUBLE):
-            partitions = site.call(lambda open_site: open_site.partitions())
-            if len(partitions) < self.random.randint(1, PARTITIONS_MAX):
-                name, key = self.random.choice(NAMESPACES), self.random.choice(KEYS)
-                site.call(lambda open_site: open_site.split(name, key))
-                site.note(f"split before {name}/{key.decode()}")
-            elif len(partitions) > 1:
-                index = self.random.randrange(len(partitions) - 1)
-                left, right = partitions[index].id, partitions[index + 1].id
-                site.call(lambda open_site: open_site.merge(left, right))
-                site.note(f"merged partitions {left} and {right}")
-
-    def _jump(self) -> None:
-        site = self._any_site()
-        site.time.jump(self.random, far=self.climate.clocks_jump_far and self.random.random() < 0.5)
-        site.note(f"clock is off by {site.time.offset_ms} ms")
-
-    def _crash(self) -> None:
-        site = self._any_site()
-        if site.is_up:
-            if self.random.random() < 0.3:
-                site.stop()
-            else:
-                site.crash()
-
-    def _drive(self) -> None:
-        """Start another driver of a link: the old one does not know that it has been replaced."""
-        Driver(self.random.choice(self.links), self.random, self.schedule).go_on()
-
-    def _cut(self) -> None:
-        if len(self.sites) < 2:
-            return
-        caller, target = (site.name for site in self.random.sample(self.sites, 2))
-        self.network.cut(caller, target)
-        self.history.add(self.time(), caller, f"cannot call {target}")
-        self.schedule.after(self.random.randint(1, CUT_MS_MAX), lambda: self.network.mend(caller, target))
 
     # The end
 
