@@ -23,7 +23,7 @@ from floodmark.model.errors import (
     PartlyDone,
     Retryable,
 )
-from floodmark.model.partition import Content, LinkGuard, Partition, PartitionMaps, ReadSet
+from floodmark.model.partition import Content, LinkGuard, Partition, PartitionMap, PartitionMaps, ReadSet
 from floodmark.model.ranges import KeyRange, after
 from floodmark.model.record import Versioned
 from floodmark.model.version import Version
@@ -37,7 +37,7 @@ Result = TypeVar("Result")
 Rows = Mapping[bytes, bytes]
 Groups: TypeAlias = Sequence[tuple[Partition, Rows]]
 # Commits keys and values; its answer.
-Committing: TypeAlias = Callable[[Partition, Sequence[bytes], Sequence[bytes]], int]
+CommitRows: TypeAlias = Callable[[Partition, Sequence[bytes], Sequence[bytes]], int]
 
 
 def partly_done(done: int, failure: FloodmarkError) -> FloodmarkError:
@@ -206,7 +206,9 @@ class Router:
             return self.write_batch(rows, durable=durable)
 
         def write(partition: Partition) -> Version | None:
-            if len(self._groups(rows, together=True)) > 1 or not self._is_at(partition.place, reads):
+            if len(self._groups(rows, together=True)) > 1 or not _is_at(
+                self.maps.map, partition.place, reads
+            ):
                 return None
             if not _fits(rows, partition):
                 raise _too_large(rows, partition)
@@ -224,14 +226,6 @@ class Router:
             left: KeyRange | None = keys
             while left is not None:
                 left = self.call(left.start, partial(_validate_range, transaction, reads.since, left, at))
-
-    def _is_at(self, place: str, reads: ReadSet) -> bool:
-        """Whether one place has all that was read."""
-        known = self.maps.map
-        read = [known.route(key) for key in reads.keys]
-        for keys in reads.ranges:
-            read += known.overlapping(keys)
-        return all(partition.place == place for partition in read)
 
     def apply(self, rows: Rows, *, durable: bool, link: LinkGuard | None = None) -> Version:
         """`put` for values that carry their origin: each is stored where its stamp wins, if it is admitted.
@@ -293,9 +287,9 @@ class Router:
         self,
         rows: Rows,
         kind: WriteKind,
-        commit: Committing,
+        commit: CommitRows,
         rank: Callable[[Rows], int] | None = None,
-        together: Committing | None = None,
+        together: CommitRows | None = None,
     ) -> list[int]:
         """Commit to each partition what is its own; what each answered.  The highest rank comes first.
 
@@ -483,6 +477,14 @@ def _write_together(
     partition: Partition, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool
 ) -> Version:
     return partition.write(keys, values, durable=durable)
+
+
+def _is_at(known: PartitionMap[Partition], place: str, reads: ReadSet) -> bool:
+    """Whether one place has all that was read."""
+    read = [known.route(key) for key in reads.keys]
+    for keys in reads.ranges:
+        read += known.overlapping(keys)
+    return all(partition.place == place for partition in read)
 
 
 def _validate_range(
