@@ -10,13 +10,21 @@ from floodmark.codec.values import encode_value
 from floodmark.merge.counter import add_to_counter
 from floodmark.model.batch import mint_batch
 from floodmark.model.change import Change, Stamp
-from floodmark.model.errors import InvalidArgument, LimitExceeded, PartitionMoved, Retryable, TransactionEnded
+from floodmark.model.errors import (
+    Corruption,
+    InvalidArgument,
+    LimitExceeded,
+    PartitionMoved,
+    Retryable,
+    TransactionEnded,
+)
 from floodmark.model.limits import BATCH_AGE_MS_MAX, BATCH_PARTITIONS_MAX
 from floodmark.model.partition import Decision, Fate
 from floodmark.model.version import Version
 from floodmark.partition import LocalPartition, Node
 from floodmark.partition.node import ended_batches, forget_batches
-from floodmark.partition.prepared import settling
+from floodmark.partition.prepared import settling, writes
+from floodmark.partition.prepared.outcomes import store_outcome
 from floodmark.routing.batches import ask_fate
 from floodmark.site import Namespace, Site
 from floodmark.testing.clock import SimulatedTime
@@ -318,6 +326,36 @@ def test_batches_and_what_became_of_them_outlive_a_restart(
         assert after.node.resolved_version() < p
         assert after.settle(prepared, keys) == Fate(Decision.COMMIT, p)
         assert again.namespace("users").get(b"ada", at=after.node.committer.now()) == b"1"
+
+
+@pytest.mark.parametrize("row", [None, b"?"])
+def test_a_batch_whose_partitions_are_not_known_is_reported(
+    engine: HookedEngine,
+    time: SimulatedTime,
+    site: Site,
+    batches: Batches,
+    keys: tuple[bytes, bytes],
+    row: bytes | None,
+) -> None:
+    batch = batches.new()
+    batches.prepare(batch, keys[0])
+    family, row_key, _ = store_outcome(batch, keys[0], None)
+    engine.write([(family, row_key, row)])
+    site.close()
+    with pytest.raises(Corruption, match="atomic batch"):
+        open_memory(engine, time)
+
+
+def test_what_names_the_partitions_counts_among_what_is_prepared(
+    batches: Batches, keys: tuple[bytes, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writes, "PREPARED_BYTES_MAX", 1_000)
+    value = [encode_value(b"1")]
+    with pytest.raises(Retryable, match="1,000 bytes may"):
+        batches.partition(keys[0]).prepare(batches.new(), keys[:1], value, [keys[0], b"x" * 1_000])
+    with pytest.raises(Retryable, match="1,000 bytes may"):
+        batches.partition(keys[0]).prepare(batches.new(), keys[:1], value, keys[:1], [b"x" * 1_000])
+    assert batches.prepare(batches.new(), keys[0], siblings=keys)
 
 
 def test_an_open_batch_holds_back_only_the_partitions_that_it_is_in(

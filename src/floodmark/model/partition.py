@@ -15,6 +15,7 @@ import msgspec
 
 from floodmark.model.access import Role
 from floodmark.model.actions import Action, Scope
+from floodmark.model.batch import is_batch
 from floodmark.model.errors import InvalidVersion
 from floodmark.model.ranges import KeyRange
 from floodmark.model.record import AtomicAnswer, Versioned
@@ -301,7 +302,7 @@ class HoldKind(StrEnum):
     """Commits that were written without waiting for the disk."""
 
     PREPARED = "prepared"
-    """The prepared write of a transaction."""
+    """The prepared write of a transaction or an atomic batch."""
 
 
 class Hold(msgspec.Struct, frozen=True, kw_only=True):
@@ -323,7 +324,8 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
             case HoldKind.UNSYNCED:
                 what = "a commit that is not synced to disk"
             case HoldKind.PREPARED:
-                what = f"the prepared write of transaction {self.transaction}"
+                kind = "atomic batch" if is_batch(self.transaction) else "transaction"
+                what = f"the prepared write of {kind} {self.transaction}"
         return f"{what} has held the resolved version at {self.version} for {self.age_ms / 1000:,.1f} s"
 
 

@@ -43,7 +43,12 @@ REFUSED: Final = BatchOutcome(Decision.ABORT)
 
 
 def store_outcome(batch: str, key: bytes, outcome: BatchOutcome | None) -> WriteRow:
-    """The write that sets or removes the row of a batch."""
+    """The write that sets or removes the row of a batch.
+
+    >>> family, key, value = store_outcome("b-0000000000a-0123456789abcdef", b"key", REFUSED)
+    >>> family, key, value.hex()
+    ('meta', b'batch/b-0000000000a-0123456789abcdefkey', '93a561626f72740090')
+    """
     return META, _prefix(batch) + key, None if outcome is None else msgspec.msgpack.encode(outcome)
 
 

@@ -112,24 +112,32 @@ class Prepare(RoundStep):
             self.blocking = [write for write in others if not write.siblings]
         if self.blocking:
             return ()
-        place.prepared.require_room(writes.size)
         require_key_fits(transaction, writes.keys, place.engine.limits.key_bytes_max)
         version = mint()
         if self._siblings and abs(batch_age_ms(transaction, physical_ms(version))) > BATCH_AGE_MS_MAX:
             raise refused(transaction)
+        write = OpenWrite(
+            transaction,
+            version,
+            writes.keys,
+            writes.size,
+            0,
+            siblings=self._siblings,
+            members=self._members,
+        )
+        place.prepared.require_room(write)
         if self._is_crowding(version, others):
             return ()
-        rows = store_rows(transaction, version, writes.keys, writes.values)
-        if self._siblings:
-            prepared = BatchOutcome(Decision.UNDECIDED, version, tuple(self._siblings))
-            rows.append(store_outcome(transaction, writes.keys[0], prepared))
-        self._write = OpenWrite(transaction, version, writes.keys, writes.size, 0, siblings=self._siblings)
-        self._write.members = frozenset(self._members)
         # Each of the others may commit above this one, or below.
         for other in others:
-            self._write.leave_room(other.bytes, len(other.keys))
-        place.prepared.add(self._write)
-        self.version = version
+            write.leave_room(other.bytes, len(other.keys))
+        rows = store_rows(transaction, version, writes.keys, writes.values)
+        if self._siblings:
+            prepared = BatchOutcome(Decision.UNDECIDED, version, write.siblings)
+            rows.append(store_outcome(transaction, writes.keys[0], prepared))
+            place.storage.require_fitting(rows)
+        place.prepared.add(write)
+        self._write, self.version = write, version
         return rows
 
     def _is_crowding(self, version: Version, others: Sequence[OpenWrite]) -> bool:

@@ -37,7 +37,7 @@ prepared writes first, since they seal logs (`reshaping.py`).
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import Event
 from typing import Final, TypeVar
 
@@ -45,7 +45,7 @@ from floodmark.codec.ordered import VERSION_BYTES
 from floodmark.engine import Engine, WriteRow
 from floodmark.model.batch import is_batch
 from floodmark.model.errors import Corruption, InvalidArgument, InvalidKey, Retryable
-from floodmark.model.limits import MIB, PAGE_BYTES_MAX, PAGE_ROWS_MAX
+from floodmark.model.limits import PAGE_BYTES_MAX, PAGE_ROWS_MAX, PREPARED_BYTES_MAX, PREPARED_WRITES_MAX
 from floodmark.model.partition import BatchSettler, CommitLimits, Decision, Fate, PreparedWrite, Settler
 from floodmark.model.ranges import KeyRange, after, prefix_end
 from floodmark.model.version import Version
@@ -59,9 +59,6 @@ Indexed = TypeVar("Indexed", str, bytes)
 
 PREPARED: Final = b"prepared/"
 
-# Limits of a node, for all undecided transactions together.
-PREPARED_WRITES_MAX: Final = 10_000
-PREPARED_BYTES_MAX: Final = 256 * MIB
 TRANSACTION_ID_BYTES_MAX: Final = 255
 
 
@@ -71,6 +68,7 @@ class OpenWrite:
     __slots__ = (
         "bytes",
         "ended",
+        "held_bytes",
         "keys",
         "members",
         "newer_bytes",
@@ -89,16 +87,18 @@ class OpenWrite:
         newer_bytes: int | None,
         *,
         siblings: Sequence[bytes] = (),
+        members: Sequence[bytes] = (),
     ) -> None:
         # The id of a transaction; or of an atomic batch, and the first keys of its partitions.
         self.transaction = transaction
         self.siblings = tuple(siblings)
         # All keys of the batch, if they are known: they are not stored.
-        self.members: Collection[bytes] = ()
+        self.members = frozenset(members)
         self.version = version
         # Qualified, in order.
         self.keys = keys
         self.bytes = size
+        self.held_bytes = size + sum(map(len, siblings)) + sum(map(len, members))
         # The size of the commits above it that its own commit may have to rewrite; None if unknown.
         self.newer_bytes = newer_bytes
         self.newer_changes = 0
@@ -174,7 +174,12 @@ class PreparedWrites:
         siblings: Sequence[bytes] = ()
         if is_batch(transaction):
             outcome = load_outcome(self._engine, transaction, keys[0])
-            siblings = keys[:1] if outcome is None else outcome.siblings
+            if outcome is None:
+                raise Corruption(
+                    f"the atomic batch {transaction} is prepared, and the row is missing that names its "
+                    "partitions. Restore the site from a backup"
+                )
+            siblings = outcome.siblings
         return OpenWrite(transaction, version, keys, size, None, siblings=siblings)
 
     def _is_mine(self, row: tuple[str, bytes, Version, int]) -> bool:
@@ -189,7 +194,7 @@ class PreparedWrites:
         _add(self._by_id, write.transaction, write)
         for key in write.keys:
             _add(self._by_key, key, write)
-        self._bytes += write.bytes
+        self._bytes += write.held_bytes
         self._writes[write.version] = write
         self._versions.append(write.version)
 
@@ -199,7 +204,7 @@ class PreparedWrites:
             _remove(self._by_id, write.transaction, write)
             for key in write.keys:
                 _remove(self._by_key, key, write)
-            self._bytes -= write.bytes
+            self._bytes -= write.held_bytes
             del self._writes[write.version]
             del self._versions[bisect_left(self._versions, write.version)]
             self._set_floor()
@@ -208,13 +213,14 @@ class PreparedWrites:
     def _set_floor(self) -> None:
         self.floor = self._versions[0] - 1 if self._versions else None
 
-    def require_room(self, size: int) -> None:
+    def require_room(self, write: OpenWrite) -> None:
         """Raise `Retryable` while too much is prepared."""
-        if len(self._writes) >= PREPARED_WRITES_MAX or self._bytes + size > PREPARED_BYTES_MAX:
+        held_bytes = self._bytes + write.held_bytes
+        if len(self._writes) >= PREPARED_WRITES_MAX or held_bytes > PREPARED_BYTES_MAX:
             raise Retryable(
-                f"{len(self._writes):,} prepared writes of {self._bytes:,} bytes wait for transactions; "
-                f"at most {PREPARED_WRITES_MAX:,} of {PREPARED_BYTES_MAX:,} bytes may. Try again when some "
-                "have ended"
+                f"{len(self._writes):,} prepared writes of {self._bytes:,} bytes are not decided; at "
+                f"most {PREPARED_WRITES_MAX:,} of {PREPARED_BYTES_MAX:,} bytes may. Try again when some have "
+                "ended"
             )
 
     def all(self) -> list[OpenWrite]:
@@ -305,9 +311,10 @@ def _remove(index: dict[Indexed, tuple[OpenWrite, ...]], at: Indexed, write: Ope
 
 def conflict(write: OpenWrite) -> Retryable:
     """The error for a caller that needs a prepared write to be settled."""
+    kind = "atomic batch" if write.siblings else "transaction"
     return Retryable(
-        f"transaction {write.transaction!r:.80} has prepared a write at version {write.version} and is not "
-        "decided; try again when it has ended, at the latest after its deadline",
+        f"{kind} {write.transaction!r:.80} has prepared a write at version {write.version} and is not "
+        "decided; try again when it has ended",
         transaction=write.transaction,
         version=write.version,
     )
