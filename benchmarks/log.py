@@ -47,7 +47,7 @@ from benchmarks.harness import (
 from floodmark.clock import system_time_ms
 from floodmark.engine import Engine
 from floodmark.engine.rocks import RocksEngine
-from floodmark.host.ports import BatchUpdate, LogKind
+from floodmark.host.transaction_port import BatchUpdate, LogKind
 from floodmark.log import FAMILY, BatchedWriter, BatchSettings, StoredLedger, Trigger
 from floodmark.log.statistics import FlushCounter
 from floodmark.model.transaction import Participant, ParticipantKind

@@ -20,7 +20,7 @@ from tests.coordinating import begin_for_client
 import floodmark
 from floodmark import Namespace, Site, Stamp, SubscriptionOptions
 from floodmark.codec.states import CounterEntry, CounterState, Field, FieldsState, State, encode_state
-from floodmark.host.ports import BatchUpdate, LogKind
+from floodmark.host.transaction_port import BatchUpdate, LogKind
 from floodmark.merge.policies import MergePolicy
 from floodmark.model.format import FORMAT
 from floodmark.model.partition import ApplyStream

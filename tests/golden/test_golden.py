@@ -21,8 +21,8 @@ from floodmark.codec.ordered import decode_key
 from floodmark.codec.values import decode_value
 from floodmark.engine import Row
 from floodmark.engine.rocks import RocksEngine
-from floodmark.host.ports import LogKind
 from floodmark.host.secondary import open_directory
+from floodmark.host.transaction_port import LogKind
 from floodmark.model.errors import FormatTooNew, SiteMismatch, VersionCollected
 from floodmark.model.format import FORMAT
 from floodmark.model.limits import LOG_INLINE_VALUE_BYTES_MAX

@@ -10,7 +10,7 @@ from tests.server.support import connected, qualify, serving, stored, token_of, 
 from tests.waiting import HANG_SECONDS
 
 from floodmark.codec.values import encode_value
-from floodmark.host.ports import NamespaceWrites
+from floodmark.host.transaction_port import NamespaceWrites
 from floodmark.merge.counter import add_to_counter
 from floodmark.merge.fields import put_fields
 from floodmark.model.access import Role

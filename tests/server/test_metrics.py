@@ -17,7 +17,7 @@ from floodmark.accounting.checks import FINDING_MS_MAX
 from floodmark.engine import MemoryEngine
 from floodmark.feed.named.store import LocalFeedStore
 from floodmark.host.coordination import LocalTransactions
-from floodmark.host.ports import BatchUpdate, LogKind
+from floodmark.host.transaction_port import BatchUpdate, LogKind
 from floodmark.model.errors import (
     InvalidConfiguration,
     InvalidKey,

@@ -14,7 +14,7 @@ from tests.site.support import HookedEngine, host_of
 from floodmark.feed.named.feeds import FeedSpec
 from floodmark.feed.subscription.acknowledgement import Acknowledgement, Progress
 from floodmark.host import coordination as transacting
-from floodmark.host.ports import OWN_MARK, NamespaceWrites
+from floodmark.host.transaction_port import OWN_MARK, NamespaceWrites
 from floodmark.model.access import Role
 from floodmark.model.errors import LeaseHeld, LimitExceeded, NotAllowed, TransactionNotFound
 from floodmark.server import Server, ServerOptions, serve

@@ -16,16 +16,8 @@ from floodmark.feed.named.feeds import FeedSpec, FeedUpdate
 from floodmark.feed.subscription.acknowledgement import Acknowledgement, Progress
 from floodmark.feed.subscription.subscriptions import SubscriptionSpec
 from floodmark.host.catalog import NamespaceSettings
-from floodmark.host.ports import (
-    PORTS,
-    Balance,
-    BatchUpdate,
-    LogKind,
-    NamespaceUpdate,
-    NamespaceWrites,
-    PeerCommands,
-    Port,
-)
+from floodmark.host.ports import PORTS, Balance, NamespaceUpdate, PeerCommands, Port
+from floodmark.host.transaction_port import BatchUpdate, LogKind, NamespaceWrites
 from floodmark.merge.counter import add_to_counter
 from floodmark.model.access import Role
 from floodmark.model.actions import Action, Scope

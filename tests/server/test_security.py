@@ -26,7 +26,7 @@ from tests.server.support import (
 
 from floodmark.codec.values import encode_value
 from floodmark.feed.named.feeds import FeedError, FeedSpec
-from floodmark.host.ports import LogKind
+from floodmark.host.transaction_port import LogKind
 from floodmark.model.access import Role
 from floodmark.model.change import Stamp
 from floodmark.model.errors import (

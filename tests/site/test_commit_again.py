@@ -6,7 +6,7 @@ import pytest
 from tests.site.support import host_of
 
 from floodmark.engine import MemoryEngine
-from floodmark.host.ports import NamespaceWrites
+from floodmark.host.transaction_port import NamespaceWrites
 from floodmark.model.errors import TransactionEnded
 from floodmark.model.partition import Decision, Fate
 from floodmark.partition import FAMILIES

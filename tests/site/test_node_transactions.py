@@ -8,7 +8,7 @@ from tests.cluster import KEY, LATER, SiteCluster, serving
 from floodmark.codec.values import encode_value
 from floodmark.engine import Guard, MemoryEngine
 from floodmark.host.embedded import EmbeddedHost
-from floodmark.host.ports import NamespaceWrites
+from floodmark.host.transaction_port import NamespaceWrites
 from floodmark.model.change import Stamp
 from floodmark.model.errors import Conflict, NotKeeper, PartlyDone, StaleLink, TransactionEnded
 from floodmark.model.partition import Decision, Fate, LinkGuard

@@ -19,7 +19,7 @@ from floodmark.host import coordination as transacting
 from floodmark.host import transaction_logs
 from floodmark.host.background import Background
 from floodmark.host.coordination import LocalTransactions
-from floodmark.host.ports import BatchUpdate, LogKind
+from floodmark.host.transaction_port import BatchUpdate, LogKind
 from floodmark.log import BatchedWriter, OpenLog, StoredLedger, holds_batches, open_log
 from floodmark.log.base import NO_MARKS, EntryId, Marks
 from floodmark.model.errors import (

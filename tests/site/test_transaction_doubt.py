@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import pytest
 from tests.site.support import HookedEngine
 
-from floodmark.host.ports import NamespaceWrites
+from floodmark.host.transaction_port import NamespaceWrites
 from floodmark.model.errors import (
     Closed,
     FloodmarkError,

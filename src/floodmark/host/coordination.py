@@ -25,7 +25,8 @@ from floodmark.codec.ordered import encode_namespace
 from floodmark.feed.subscription.acknowledgement import Acknowledgement, Progress
 from floodmark.feed.subscription.store import LocalSubscriptionStore
 from floodmark.host.parts import SiteParts
-from floodmark.host.ports import (
+from floodmark.host.transaction_logs import TransactionLogs, read_log
+from floodmark.host.transaction_port import (
     OWN_MARK,
     BatchUpdate,
     LogKind,
@@ -34,7 +35,6 @@ from floodmark.host.ports import (
     NamespaceWrites,
     TransactionCounts,
 )
-from floodmark.host.transaction_logs import TransactionLogs, read_log
 from floodmark.log import BatchedWriter, BatchSettings
 from floodmark.model.actions import SITE_OWNER
 from floodmark.model.errors import (

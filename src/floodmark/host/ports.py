@@ -24,7 +24,6 @@ from floodmark.feed import SafePoint
 from floodmark.feed.named.store import FeedStore
 from floodmark.feed.reading.cut import ChangesCut
 from floodmark.feed.safepoints import READERS_LIFETIME_MAX, is_readers_name
-from floodmark.feed.subscription.acknowledgement import Acknowledgement, Progress
 from floodmark.feed.subscription.subscriptions import SubscriptionStore
 from floodmark.host.balancing import Move
 from floodmark.host.catalog import NamespaceRow, NamespaceSettings
@@ -39,14 +38,13 @@ from floodmark.host.statistics import (
     ReplicationStatistics,
     SiteStatistics,
 )
-from floodmark.log import BatchSettings, LogStatistics, Segment
+from floodmark.host.transaction_port import Transactions
 from floodmark.model.access import Role
 from floodmark.model.actions import SITE_OWNER, Action, Exempt, Owned, Scope
 from floodmark.model.change import Heartbeat
-from floodmark.model.partition import Fate, Owners, PartitionMaps, ReadSet, StreamCommand, WriteStream
+from floodmark.model.partition import Fate, Owners, PartitionMaps, StreamCommand, WriteStream
 from floodmark.model.record import FoundRecord, Repair
 from floodmark.model.stream import ChangeBatch, ChangesRequest
-from floodmark.model.transaction import TransactionState, TransactionStatistics
 from floodmark.model.version import Version
 from floodmark.replication.applied import Applied
 from floodmark.replication.links import LinkPosition
@@ -449,141 +447,6 @@ class StatusPort(Protocol):
     @Action(Role.READ, Scope.SITE, repeatable=True)
     def replication(self) -> ReplicationStatistics:
         """The links that end at the site, and their alarms."""
-
-
-# The owner of what a process begins that has the site open itself: no caller of a server has this mark
-# (`server/ownership.py`).
-OWN_MARK: Final = "0" * 16
-
-
-class LogKind(StrEnum):
-    """The logs that transactions are written to."""
-
-    COORDINATOR = "coordinator"
-    """What was begun and decided: one log for each coordinator."""
-
-    PENDING_ACK = "pending-ack"
-    """What was acknowledged and is not decided: one log for each subscription."""
-
-
-class NamespaceWrites(msgspec.Struct, frozen=True, array_like=True):
-    """What a transaction writes to a namespace: stored values, or unstamped states, by key."""
-
-    namespace: str
-    id: int
-    rows: dict[bytes, bytes]
-
-
-class BatchUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Changed settings of a kind of log.  `enabled` holds at once, the others for logs opened from now on."""
-
-    enabled: bool | UnsetType = UNSET
-    max_records: int | UnsetType = UNSET
-    max_bytes: int | UnsetType = UNSET
-    max_delay_ms: int | UnsetType = UNSET
-    max_bytes_in_flight: int | UnsetType = UNSET
-
-
-class LogReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A log at this moment.  `owner` is the number of a coordinator or the name of a subscription.
-
-    While `holds_batches`, a reader that knows only bare entries cannot read it.
-    """
-
-    log: LogKind
-    owner: str
-    settings: BatchSettings
-    holds_batches: bool
-    segments: list[Segment]
-    live_records: int
-    oldest_live: int | None
-    statistics: LogStatistics
-
-
-class LogRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A live record of a log, in words."""
-
-    entry: int
-    batch_size: int
-    batch_index: int
-    transaction: str
-    kind: str
-    detail: str
-
-
-class TransactionCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """How many transactions have not ended, by state, and the age of the oldest; 0 if there is none."""
-
-    states: dict[TransactionState, int]
-    oldest_age_ms: int
-
-
-class Transactions(Protocol):
-    """What can be asked of a site about transactions.  Each call may be repeated."""
-
-    @Action(Role.WRITE, repeatable=True, owned=Owned.TRANSACTION)
-    def begin(self, timeout: timedelta, coordinator: int, owner: str = "") -> str:
-        """Open a transaction, aborted if not decided in time; its id.  A server sets `owner` itself."""
-
-    @Action(Role.WRITE, Scope.SUBSCRIPTION, owned=Owned.LEASE, repeatable=True)
-    def acknowledge(
-        self,
-        transaction: str,
-        name: str,
-        epoch: int,
-        progress: Progress,
-        acknowledgement: Acknowledgement,
-        owner: str = SITE_OWNER,
-    ) -> None:
-        """Acknowledge changes of the caller's subscription if its transaction commits."""
-
-    @Action(
-        Role.WRITE,
-        Scope.NAMESPACE,
-        large=True,
-        owned=Owned.TRANSACTION,
-        namespaces=lambda arguments: [each.namespace for each in arguments["writes"]],
-        lengthy=True,
-    )
-    def commit(
-        self, transaction: str, writes: list[NamespaceWrites], reads: ReadSet | None = None
-    ) -> Version:
-        """Commit, and return when everything is in effect; the version of it.
-
-        Conflict if anything of `reads` was written after it was read.
-        """
-
-    @Action(Role.WRITE, audited=True, owned=Owned.TRANSACTION, repeatable=True, lengthy=True)
-    def abort(self, transaction: str, reason: str) -> None:
-        """Abort, and return when everything is as it was."""
-
-    @Action(Role.READ, Scope.SITE, repeatable=True)
-    def show(self, transaction: str) -> TransactionStatistics:
-        """One of them, also if it has ended lately."""
-
-    @Action(Role.READ, Scope.SITE, repeatable=True)
-    def count(self) -> TransactionCounts:
-        """The number of transactions that have not ended: cheaper than to list very many."""
-
-    @Action(Role.READ, Scope.SITE, repeatable=True)
-    def logs(self) -> list[LogReport]:
-        """All logs, those of coordinators first."""
-
-    @Action(Role.READ, Scope.SITE, repeatable=True)
-    def log_records(self, log: LogKind, owner: str, limit: int) -> list[LogRecord]:
-        """The first live records of a log."""
-
-    @Action(Role.READ, Scope.SITE, repeatable=True)
-    def batching(self, log: LogKind) -> BatchSettings:
-        """How records are put into entries, in all logs of a kind."""
-
-    @Action(Role.ADMIN, Scope.SITE, audited=True, repeatable=True)
-    def set_batching(self, log: LogKind, update: BatchUpdate) -> BatchSettings:
-        """Change that, for good."""
-
-    @Action(Role.READ, Scope.SITE, repeatable=True)
-    def list(self, older_than: timedelta) -> list[TransactionStatistics]:
-        """Those that have not ended, the oldest first."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from msgspec import UNSET, structs
 
 from floodmark.clock import monotonic_ms
 from floodmark.feed.subscription.pending import PENDING_LEDGERS, PendingRecord, decode_pending, encode_pending
-from floodmark.host.ports import BatchUpdate, LogKind, LogRecord, LogReport
+from floodmark.host.transaction_port import BatchUpdate, LogKind, LogRecord, LogReport
 from floodmark.log import (
     Acknowledgements,
     BatchedWriter,

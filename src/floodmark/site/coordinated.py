@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 from floodmark.clock import monotonic_seconds
 from floodmark.clock.backoff import NO_BUDGET_MS, Backoff
 from floodmark.feed.subscription.consumer import Delivery, Subscription
-from floodmark.host.ports import NamespaceWrites, Transactions
+from floodmark.host.transaction_port import NamespaceWrites, Transactions
 from floodmark.model.errors import (
     FloodmarkError,
     OutcomeUnknown,

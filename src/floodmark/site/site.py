@@ -18,7 +18,7 @@ from floodmark.feed.subscription.consumer import Since as Start
 from floodmark.feed.subscription.consumer import Subscription, SubscriptionOptions, open_subscription
 from floodmark.feed.subscription.subscriptions import UNACKED_DEFAULT, SubscriptionSpec
 from floodmark.host.catalog import RETENTION, NamespaceSettings
-from floodmark.host.ports import Host, NamespaceUpdate, Transactions
+from floodmark.host.ports import Host, NamespaceUpdate
 from floodmark.host.statistics import (
     GarbageReport,
     PartitionHeat,
@@ -26,6 +26,7 @@ from floodmark.host.statistics import (
     ReplicationStatistics,
     SiteStatistics,
 )
+from floodmark.host.transaction_port import Transactions
 from floodmark.merge.policies import MergePolicy
 from floodmark.model.change import Change, Heartbeat, Resolved
 from floodmark.model.errors import (

@@ -26,7 +26,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from floodmark.codec.ordered import encode_namespace
 from floodmark.feed.subscription.consumer import Delivery
-from floodmark.host.ports import Host, NamespaceWrites
+from floodmark.host.ports import Host
+from floodmark.host.transaction_port import NamespaceWrites
 from floodmark.model.errors import Closed, InvalidArgument, Retryable, TransactionEnded
 from floodmark.model.limits import TRANSACTION_BYTES_MAX
 from floodmark.model.ranges import KeyRange, after

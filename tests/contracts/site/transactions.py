@@ -10,7 +10,7 @@ from tests.contracts.site.subscriptions import BY_HAND, keys
 from tests.waiting import wait_until
 
 from floodmark.feed.subscription.consumer import Subscription
-from floodmark.host.ports import BatchUpdate, LogKind
+from floodmark.host.transaction_port import BatchUpdate, LogKind
 from floodmark.model.errors import (
     AcknowledgementConflict,
     Closed,

@@ -8,7 +8,7 @@ from floodmark.cli.arguments import Commands, OpenSite
 from floodmark.cli.failures import Usage
 from floodmark.cli.render.output import Output, plain
 from floodmark.cli.render.text import show_lag, show_time, show_version
-from floodmark.host.ports import BatchUpdate, LogKind, LogReport
+from floodmark.host.transaction_port import BatchUpdate, LogKind, LogReport
 from floodmark.log import BatchSettings
 from floodmark.model.transaction import Participant, ParticipantKind
 from floodmark.model.version import COUNTER_BITS
