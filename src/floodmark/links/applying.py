@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Final
 
 import numpy
@@ -76,12 +75,7 @@ class Applier:
     def __enter__(self) -> "Applier":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._sender.close()
 
     def add(self, rows: pyarrow.RecordBatch) -> None:

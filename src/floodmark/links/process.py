@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from threading import Event
-from types import TracebackType
 from typing import Final
 
 from floodmark.links.connections import SiteConnections, attend, begin
@@ -37,12 +36,7 @@ class ProcessRunner:
     def __enter__(self) -> "ProcessRunner":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         wait(self._running, STOP_SECONDS)
         self._sites.close()

@@ -1,10 +1,11 @@
-"""What people write on a command line or in an option: bytes, durations, versions and moments.
+"""Text for people and programs: bytes, durations, versions and moments on a command line or in an option.
 
 A key or a value is UTF-8 text, or hexadecimal behind `0x`.  A version is a number, or the moment in ISO 8601
 that names it; without a time zone it is refused, for two readers would take it for two moments.
 """
 
 import re
+from base64 import b64encode
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -73,3 +74,17 @@ def read_at(text: str) -> Version:
     if moment.tzinfo is None:
         raise ValueError(f"{text!r} has no time zone; add Z for UTC, or an offset such as +02:00")
     return version_at(moment)
+
+
+def json_bytes(name: str, data: bytes | None) -> dict[str, str | None]:
+    """Bytes for programs: one field, whose name says how it is written.
+
+    >>> json_bytes("key", b"ada"), json_bytes("key", bytes([255])), json_bytes("value", None)
+    ({'key': 'ada'}, {'key_base64': '/w=='}, {'value': None})
+    """
+    if data is None:
+        return {name: None}
+    try:
+        return {name: data.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": b64encode(data).decode()}

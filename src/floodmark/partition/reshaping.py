@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from floodmark.codec.changelog import encode_heartbeat, encode_log_key
 from floodmark.engine import WriteRow
 from floodmark.model.errors import FloodmarkError, LimitExceeded, PartitionNotFound, Retryable
@@ -135,7 +137,7 @@ class Reshaping:
             rows.append(store_next_id(self._node.number, ids.stop))
             for old in olds:
                 rows.append(remove_partition(old.id))
-                rows.append(store_log(_sealed(logs[old.log_id], version)))
+                rows.append(store_log(replace(logs[old.log_id], sealed_at=version)))
                 last = self._node.heartbeats.end_log(logs[old.log_id], old, version)
                 rows.append((LOG, encode_log_key(old.log_id, version), encode_heartbeat(last)))
             for partition_id, keys in zip(ids, ranges, strict=True):
@@ -173,16 +175,4 @@ def _find(served: PartitionMap[LocalPartition], partition_id: int) -> LocalParti
             return partition
     raise PartitionNotFound(
         f"no partition {partition_id}; the site lists its partitions", partition=partition_id
-    )
-
-
-def _sealed(log: LogRow, version: Version) -> LogRow:
-    return LogRow(
-        id=log.id,
-        partition=log.partition,
-        start=log.start,
-        end=log.end,
-        parents=log.parents,
-        opened_at=log.opened_at,
-        sealed_at=version,
     )

@@ -10,10 +10,10 @@ from floodmark.cli.arguments import BYTES_HELP, AtOption, Key, KeyOptions, Names
 from floodmark.cli.failures import FINDING
 from floodmark.cli.render.output import Output, note
 from floodmark.cli.render.progress import counted
-from floodmark.cli.render.text import json_bytes, show_bytes, show_expiry, show_time
+from floodmark.cli.render.text import show_bytes, show_expiry, show_time
 from floodmark.model import Version
 from floodmark.model.limits import VALUE_BYTES_MAX
-from floodmark.model.text import read_bytes
+from floodmark.model.text import json_bytes, read_bytes
 
 Value = Annotated[str, "VALUE", f"The value: {BYTES_HELP} A single - reads it from stdin, as it is."]
 Fields = Annotated[str, "JSON", "A JSON object of the fields to write. A single - reads it from stdin."]

@@ -30,7 +30,6 @@ from floodmark.cli.monitoring import FeedRunMetrics, MetricsOptions, serving_pag
 from floodmark.cli.opening import open_site
 from floodmark.cli.render.output import Column, Output, console_on, note, plain
 from floodmark.cli.render.text import (
-    json_bytes,
     show_bytes,
     show_count,
     show_keys,
@@ -49,6 +48,7 @@ from floodmark.feed.reading.items import OnCorrupt
 from floodmark.feed.sinks.base import parse_sink
 from floodmark.model import Resolved, Version
 from floodmark.model.errors import Closed, VersionCollected
+from floodmark.model.text import json_bytes
 from floodmark.model.version import compose
 
 commands = Commands("feed", sample="lake")

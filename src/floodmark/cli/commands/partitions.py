@@ -11,12 +11,13 @@ import floodmark
 from floodmark.cli.arguments import BYTES_HELP, READERS, Commands, OpenSite, parse
 from floodmark.cli.render.output import Output, note
 from floodmark.cli.render.progress import counted
-from floodmark.cli.render.text import draw_bar, draw_sparkline, json_bytes, show_bytes, show_time
+from floodmark.cli.render.text import draw_bar, draw_sparkline, show_bytes, show_time
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
 from floodmark.host.balancing import Move
 from floodmark.host.ports import Balance
 from floodmark.host.statistics import PartitionStatistics
 from floodmark.model.errors import InvalidOption, VersionCollected
+from floodmark.model.text import json_bytes
 from floodmark.model.version import COUNTER_BITS, physical_ms
 
 commands = Commands("partition")

@@ -6,8 +6,9 @@ import floodmark
 from floodmark.cli.arguments import Commands, OpenSite
 from floodmark.cli.render.output import Output, plain
 from floodmark.cli.render.progress import progress
-from floodmark.cli.render.text import json_bytes, show_keys, show_version
+from floodmark.cli.render.text import show_keys, show_version
 from floodmark.feed.subscription.subscriptions import SubscriptionRow
+from floodmark.model.text import json_bytes
 
 commands = Commands("subscription", sample="indexer")
 

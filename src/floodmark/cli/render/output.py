@@ -24,7 +24,6 @@ from floodmark.cli.render.text import (
     BARS,
     PLAIN_BARS,
     align,
-    json_bytes,
     show_bytes,
     show_duration,
     show_lag,
@@ -34,6 +33,7 @@ from floodmark.cli.render.text import (
     show_time,
     show_version,
 )
+from floodmark.model.text import json_bytes
 
 Item = TypeVar("Item")
 # Text, or text with a style that only a terminal shows.

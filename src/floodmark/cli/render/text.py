@@ -8,7 +8,6 @@ with `_base64` behind it (`key_base64`).  Versions are strings: they need 64 bit
 round numbers above 2**53, which would move a checkpoint.
 """
 
-from base64 import b64encode
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -48,20 +47,6 @@ def show_text(text: str) -> str:
         character if character.isprintable() else character.encode("unicode_escape").decode()
         for character in text
     )
-
-
-def json_bytes(name: str, data: bytes | None) -> dict[str, str | None]:
-    """Bytes for programs: one field, whose name says how it is written.
-
-    >>> json_bytes("key", b"ada"), json_bytes("key", bytes([255])), json_bytes("value", None)
-    ({'key': 'ada'}, {'key_base64': '/w=='}, {'value': None})
-    """
-    if data is None:
-        return {name: None}
-    try:
-        return {name: data.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": b64encode(data).decode()}
 
 
 def show_duration(duration: timedelta | None) -> str:

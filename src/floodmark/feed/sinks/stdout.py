@@ -7,7 +7,6 @@ A change that is delivered again is printed again.  A reader recognizes it by na
 """
 
 import sys
-from base64 import b64encode
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from threading import Lock
@@ -18,6 +17,7 @@ import msgspec
 from floodmark.feed.sinks.base import Sink, SinkAddress, SinkContext
 from floodmark.model.change import Change
 from floodmark.model.errors import Closed
+from floodmark.model.text import json_bytes
 from floodmark.model.version import MOMENT_SECONDS_MAX, Version, moment_of
 
 _printing: Final = Lock()
@@ -64,9 +64,9 @@ def change_fields(change: Change) -> dict[str, object]:
     """The fields of a change to show, by name."""
     return {
         "namespace": change.namespace,
-        **_bytes_field("key", change.key),
+        **json_bytes("key", change.key),
         "type": change.type.value,
-        **_bytes_field("value", change.value),
+        **json_bytes("value", change.value),
         "version": str(change.version),
         "time": _show(moment_of(change.version), "milliseconds"),
         "partition": change.partition,
@@ -82,15 +82,6 @@ def open_sink(address: SinkAddress, _context: SinkContext) -> Sink:
     address.require_empty()
     address.require_known(())
     return StdoutSink(sys.stdout.buffer)
-
-
-def _bytes_field(name: str, data: bytes | None) -> dict[str, str | None]:
-    if data is None:
-        return {name: None}
-    try:
-        return {name: data.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": b64encode(data).decode()}
 
 
 def _show(moment: datetime, precision: str) -> str:
