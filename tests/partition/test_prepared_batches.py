@@ -365,3 +365,22 @@ def test_an_open_batch_holds_back_only_the_partitions_that_it_is_in(
     assert batches.partition(keys[0]).resolved_version() < p
     assert batches.partition(keys[1]).resolved_version() > p
     assert batches.node.resolved_version() < p
+
+
+def test_a_reader_never_meets_a_table_that_is_loaded_in_part(
+    batches: Batches, keys: tuple[bytes, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, partition = batches.node, batches.partition(keys[0])
+    lowest = batches.prepare(batches.new(), keys[0])
+    batches.prepare(batches.new(), keys[0])
+    add, told = writes._Index.add, []
+
+    def look_first(index: writes._Index, write: writes.OpenWrite) -> None:
+        told.append(partition.resolved_version())
+        add(index, write)
+
+    monkeypatch.setattr(writes._Index, "add", look_first)
+    with node.storage.settled():
+        node.committer.prepared.load()
+    assert len(told) == 2
+    assert all(version < lowest for version in (*told, partition.resolved_version()))

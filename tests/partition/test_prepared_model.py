@@ -46,7 +46,7 @@ from floodmark.partition.prepared import settling
 from floodmark.partition.prepared import steps as preparing
 from floodmark.partition.prepared.outcomes import BatchOutcome, read_outcomes, store_outcome
 from floodmark.partition.prepared.steps import AbortPrepared
-from floodmark.partition.prepared.writes import PreparedWrites
+from floodmark.partition.prepared.writes import PreparedWrites, _Index
 from floodmark.site import Site
 from floodmark.testing.clock import SimulatedTime
 
@@ -542,7 +542,7 @@ def keep(_below: object, _before: object, _version: Version, stored: bytes, logg
         (inserting, "_redo", keep),
         (inserting, "_count_again", lambda *arguments: arguments[3]),
         (preparing, "_correct", lambda *_: True),
-        (PreparedWrites, "_set_floor", lambda _: None),
+        (_Index, "floor", None),
         (PreparedWrites, "load", lambda _: None),
         (AbortPrepared, "_refuse", refuse_in_words),
         (preparing, "store_outcome", forget_commits),

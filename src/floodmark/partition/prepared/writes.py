@@ -38,6 +38,7 @@ prepared writes first, since they seal logs (`reshaping.py`).
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 from threading import Event
 from typing import Final, TypeVar
 
@@ -55,6 +56,7 @@ from floodmark.partition.families import META
 from floodmark.partition.prepared.lines import KeyLines
 from floodmark.partition.prepared.outcomes import load_outcome
 
+_version: Final = attrgetter("version")
 Indexed = TypeVar("Indexed", str, bytes)
 
 PREPARED: Final = b"prepared/"
@@ -124,13 +126,50 @@ def _undecided(_: str, __: Sequence[bytes] = ()) -> Fate:
     return Fate(Decision.UNDECIDED)
 
 
+class _Index:
+    """Prepared writes in order of p, by id and by key.
+
+    Readers take no lock: a list is copied before they go through it, and tuples are replaced.
+    """
+
+    __slots__ = ("by_id", "by_key", "bytes", "ordered")
+
+    def __init__(self) -> None:
+        self.ordered: list[OpenWrite] = []
+        self.by_id: dict[str, tuple[OpenWrite, ...]] = {}
+        self.by_key: dict[bytes, tuple[OpenWrite, ...]] = {}
+        self.bytes = 0
+
+    def add(self, write: OpenWrite) -> None:
+        """Add a write whose p is the highest."""
+        _add(self.by_id, write.transaction, write)
+        for key in write.keys:
+            _add(self.by_key, key, write)
+        self.bytes += write.held_bytes
+        self.ordered.append(write)
+
+    def remove(self, write: OpenWrite) -> None:
+        """Remove a write, if it is there."""
+        place = bisect_left(self.ordered, write.version, key=_version)
+        if self.ordered[place : place + 1] != [write]:
+            return
+        _remove(self.by_id, write.transaction, write)
+        for key in write.keys:
+            _remove(self.by_key, key, write)
+        self.bytes -= write.held_bytes
+        del self.ordered[place]
+
+    @property
+    def floor(self) -> Version | None:
+        """The version before the lowest p."""
+        return self.ordered[0].version - 1 if self.ordered else None
+
+
 class PreparedWrites:
     """The open prepared writes of a node.  Only the thread that holds the turn changes them.
 
-    A key has any number of writes of batches, and at most one of a transaction.
-
-    Readers take no lock.  They look a write up in a dict, or go through a copy of the list of versions, and
-    pass over those that have gone meanwhile.
+    A key has any number of writes of batches, and at most one of a transaction.  Readers take no lock; a
+    write that they find may have ended meanwhile.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -144,12 +183,7 @@ class PreparedWrites:
         # Whether this node serves a qualified key; other nodes may share the engine.
         self.serves: Callable[[bytes], bool] = lambda _: True
         self._engine = engine
-        self._writes: dict[Version, OpenWrite] = {}
-        # In order.
-        self._versions: list[Version] = []
-        self._by_id: dict[str, tuple[OpenWrite, ...]] = {}
-        self._by_key: dict[bytes, tuple[OpenWrite, ...]] = {}
-        self._bytes = 0
+        self._index = _Index()
         self.load()
 
     def load(self) -> None:
@@ -157,15 +191,16 @@ class PreparedWrites:
         rows: dict[tuple[Version, str], list[tuple[bytes, int]]] = {}
         for transaction, key, version, size in filter(self._is_mine, read_prepared(self._engine)):
             rows.setdefault((version, transaction), []).append((key, size))
-        known = self._writes
-        self._writes, self._by_id, self._by_key = {}, {}, {}
-        self._versions, self._bytes = [], 0
+        known = {write.version: write for write in self._index.ordered}
+        # Built apart: a reader that found only some of the writes would announce too much.
+        index = _Index()
         for (version, transaction), parts in sorted(rows.items()):
-            self._enter(known.get(version) or self._load_write(version, transaction, parts))
-        self._set_floor()
-        for version, write in known.items():
-            if version not in self._writes:
-                write.ended.set()
+            is_known = version in known
+            index.add(known.pop(version) if is_known else self._load_write(version, transaction, parts))
+        self._index = index
+        self.floor = index.floor
+        for write in known.values():
+            write.ended.set()
 
     def _load_write(
         self, version: Version, transaction: str, parts: Sequence[tuple[bytes, int]]
@@ -187,79 +222,57 @@ class PreparedWrites:
 
     def add(self, write: OpenWrite) -> None:
         """Add a write whose rows are about to be stored.  Its p is the highest."""
-        self._enter(write)
-        self._set_floor()
-
-    def _enter(self, write: OpenWrite) -> None:
-        _add(self._by_id, write.transaction, write)
-        for key in write.keys:
-            _add(self._by_key, key, write)
-        self._bytes += write.held_bytes
-        self._writes[write.version] = write
-        self._versions.append(write.version)
+        self._index.add(write)
+        self.floor = self._index.floor
 
     def remove(self, write: OpenWrite) -> None:
         """Remove a write that is durably committed or aborted."""
-        if self._writes.get(write.version) is write:
-            _remove(self._by_id, write.transaction, write)
-            for key in write.keys:
-                _remove(self._by_key, key, write)
-            self._bytes -= write.held_bytes
-            del self._writes[write.version]
-            del self._versions[bisect_left(self._versions, write.version)]
-            self._set_floor()
+        self._index.remove(write)
+        self.floor = self._index.floor
         write.ended.set()
-
-    def _set_floor(self) -> None:
-        self.floor = self._versions[0] - 1 if self._versions else None
 
     def require_room(self, write: OpenWrite) -> None:
         """Raise `Retryable` while too much is prepared."""
-        held_bytes = self._bytes + write.held_bytes
-        if len(self._writes) >= PREPARED_WRITES_MAX or held_bytes > PREPARED_BYTES_MAX:
+        count, size = len(self._index.ordered), self._index.bytes
+        if count >= PREPARED_WRITES_MAX or size + write.held_bytes > PREPARED_BYTES_MAX:
             raise Retryable(
-                f"{len(self._writes):,} prepared writes of {self._bytes:,} bytes are not decided; at "
+                f"{count:,} prepared writes of {size:,} bytes are not decided; at "
                 f"most {PREPARED_WRITES_MAX:,} of {PREPARED_BYTES_MAX:,} bytes may. Try again when some have "
                 "ended"
             )
 
     def all(self) -> list[OpenWrite]:
         """All writes, the oldest first."""
-        return self._until(None)
+        return self._index.ordered[:]
 
     def versions(self) -> list[Version]:
         """The p of each write, in order."""
-        return self._versions[:]
-
-    def _until(self, until: Version | None) -> list[OpenWrite]:
-        """The writes whose p is at or below a version, the oldest first."""
-        end = None if until is None else bisect_right(self._versions, until)
-        found = map(self._writes.get, self._versions[:end])
-        # Others may have come to stand at the same places meanwhile.
-        return [write for write in found if write is not None and (until is None or write.version <= until)]
+        return list(map(_version, self.all()))
 
     def floor_of(self, keys: KeyRange) -> Version | None:
         """The version before the lowest p of a write on keys of a range; None if there is none."""
-        found = map(self._writes.get, self._versions[:])
-        return next((each.version - 1 for each in found if each is not None and each.overlaps(keys)), None)
+        return next((write.version - 1 for write in self.all() if write.overlaps(keys)), None)
 
     def find(self, transaction: str, keys: KeyRange) -> OpenWrite | None:
         """The write of a transaction or batch in a range; each partition holds at most one."""
-        found = self._by_id.get(transaction, ())
+        found = self._index.by_id.get(transaction, ())
         return next((write for write in found if write.overlaps(keys)), None)
 
     def find_first(self, batch: str, key: bytes) -> OpenWrite | None:
         """The write of a batch whose first key is this; after a merge a partition may hold another of it."""
-        return next((write for write in self._by_id.get(batch, ()) if write.keys[0] == key), None)
+        return next((write for write in self._index.by_id.get(batch, ()) if write.keys[0] == key), None)
 
     def on(self, keys: Iterable[bytes]) -> list[OpenWrite]:
         """The writes on some qualified keys."""
-        found = (write for key in keys for write in self._by_key.get(key, ()))
+        found = (write for key in keys for write in self._index.by_key.get(key, ()))
         return list({write.version: write for write in found}.values())
 
     def within(self, keys: KeyRange, until: Version | None = None) -> list[OpenWrite]:
         """The writes on keys of a range whose p is at or below a version, the oldest first."""
-        return [write for write in self._until(until) if write.overlaps(keys)]
+        writes = self.all()
+        if until is not None:
+            del writes[bisect_right(writes, until, key=_version) :]
+        return [write for write in writes if write.overlaps(keys)]
 
     def ask(self, write: OpenWrite) -> Fate:
         """How a write ends; may take a while.  The caller holds neither the turn nor a lock."""
@@ -293,7 +306,7 @@ class PreparedWrites:
 
     def release(self) -> None:
         """Wake all waiting threads: the node stops."""
-        for write in self._until(None):
+        for write in self.all():
             write.ended.set()
 
 
