@@ -13,14 +13,13 @@ from floodmark.cli.render.text import (
     align,
     draw_bar,
     draw_sparkline,
-    json_bytes,
     show_bytes,
     show_duration,
     show_expiry,
     show_moment,
     show_size,
 )
-from floodmark.model.text import read_at, read_bytes, read_duration
+from floodmark.model.text import json_bytes, read_at, read_bytes, read_duration
 from floodmark.model.version import COUNTER_MAX, compose, version_at
 
 
