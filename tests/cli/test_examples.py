@@ -28,6 +28,11 @@ upsert b'grace' b'admiral'
 delete b'alan' None
 upsert b'grace' b'rear admiral'
 """,
+    "secondary_index.py": """\
+[b'ada', b'grace'] [b'alan']
+reads that found the index wrong: 0
+[b'grace'] [b'ada']
+""",
 }
 
 

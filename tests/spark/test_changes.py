@@ -102,6 +102,8 @@ def test_changes_of_a_random_history_are_those_of_the_site(
     versions: list[Version] = []
     for step in range(40):
         versions.append(users.put_many({key: random.randbytes(8) for key in random.choices(keys, k=4)}))
+        with site.atomic() as batch:
+            batch.put(users, random.choice(keys), b"of a batch")
         users.put(random.choice(keys), b"for a while", ttl=3600)
         users.delete(random.choice(keys))
         copied = encode_value(b"copied", origin=Stamp(random.randint(1, versions[-1]), 99))

@@ -6,6 +6,7 @@ from threading import Event, Thread
 from typing import Any
 
 import deltalake
+import msgspec
 import pyarrow
 import pytest
 from pyspark.sql import SparkSession
@@ -52,8 +53,12 @@ def test_a_history_holds_every_change_once_and_its_log_says_how_far_it_is(
 ) -> None:
     first = export_users(served, spark, target)
     fill(users, 50)
+    with served.site.atomic() as batch:
+        batch.put(users, b"00001", b"of a batch")
+        batch.put(users, b"00002", b"of a batch")
     second = export_users(served, spark, target)
     assert second.since == first.through
+    assert [row[-1] for row in exported(target) if row[-1] is not None] == [batch.version] * 2
     assert second.through is not None
     assert exported(target) == history_of(served.site, "users", second.through)
     table = deltalake.DeltaTable(target)
@@ -75,6 +80,25 @@ def test_a_step_that_was_committed_is_not_committed_again(tmp_path: Path) -> Non
     with pytest.raises(LeaseHeld, match="run the export again"):
         other.advance(5, Checks())
     assert DeltaTarget(target, identity).through == 5
+
+
+def test_a_history_of_an_earlier_release_gets_the_column_of_batches(tmp_path: Path) -> None:
+    identity = ExportIdentity(
+        id="x", site="oslo", site_id=1, namespace="users", namespace_id=1, view=ExportView.HISTORY, since=1
+    )
+    schema = ExportView.HISTORY.schema
+    earlier = pyarrow.schema([field for field in schema if field.name != "_batch"])
+    earlier = pyarrow.schema([field.with_nullable(True) for field in earlier])
+    configuration = {"floodmark.export": msgspec.json.encode(identity).decode()}
+    deltalake.DeltaTable.create(tmp_path, earlier, configuration=configuration, raise_if_key_not_exists=False)
+    row = {"key": b"ada", "_commit_version": 5}
+    deltalake.write_deltalake(tmp_path, pyarrow.Table.from_pylist([row], schema=earlier), mode="append")
+    DeltaTarget(directory_at(str(tmp_path)), identity)
+    DeltaTarget(directory_at(str(tmp_path)), identity)
+    found = deltalake.DeltaTable(tmp_path)
+    assert {field.name for field in found.schema().fields} == set(schema.names)
+    assert found.to_pyarrow_table().select(["key", "_batch"]).to_pylist() == [{"key": b"ada", "_batch": None}]
+    assert found.version() == 2
 
 
 @pytest.mark.slow

@@ -60,6 +60,7 @@ class DeltaTarget:
         self._table = deltalake.DeltaTable(directory.path)
         self.identity = _identity_of(self._table, directory)
         self.identity.require_same(asked, directory.location)
+        _add_columns(self._table, self.identity.view.schema)
         self.checks = checks_of(self._table, self.through)
 
     @property
@@ -205,6 +206,15 @@ def _create(directory: Directory, asked: ExportIdentity) -> None:
         configuration={IDENTITY: msgspec.json.encode(asked).decode()},
         raise_if_key_not_exists=False,
     )
+
+
+def _add_columns(table: Any, schema: pyarrow.Schema) -> None:
+    """Give a table of an earlier release the columns that it lacks, which are null in its rows."""
+    there = {field.name for field in table.schema().fields}
+    missing = pyarrow.schema([field.with_nullable(True) for field in schema if field.name not in there])
+    if missing.names:
+        table.alter.add_columns(list(deltalake.Schema.from_arrow(missing).fields))
+        table.update_incremental()
 
 
 def _statistics(file: ExportFile) -> str:
