@@ -61,11 +61,12 @@ def printed(summary: VerifySummary, *, as_json: bool = False) -> str:
 
 def test_table_shows_numbers_and_keys_and_ends_with_the_outcome() -> None:
     assert printed(AGREED).splitlines() == [
-        "namespace  left  right  compared  agree  lag  differ  missing left  missing right",
-        "users      oslo  rome   1,000     1,000  0    0       0             0",
+        "namespace  left  right  compared  agree  lag  differ  missing",
+        "users      oslo  rome   1,000     1,000  0    0       0",
         "the sites agree",
     ]
     lines = printed(DRIFTED).splitlines()
+    assert lines[1].endswith("2 at rome")
     assert lines[2] == (
         "drift  users  ada is missing at rome: oslo has what was written at 2023-11-14T22:13:20.000Z by site "
         "1, rome has nothing"

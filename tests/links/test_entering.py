@@ -81,6 +81,7 @@ def test_a_namespace_that_is_not_taken_in_is_told_at_the_target_and_the_others_g
     topology = topology_of(rome, oslo, epoch=1)
     assert enter(topology).try_all() is None
     addresses = site_addresses(topology)
+    assert addresses["rome"].name == "rome"
     link = LinkOptions(
         source_id=2,
         source=addresses["rome"],

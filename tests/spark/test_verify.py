@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from threading import Event, Thread
@@ -207,11 +208,13 @@ def test_what_cannot_be_compared_is_said_and_the_rest_is_compared(
     damaged = world.find("rome", "profiles", b"oslo-1").version
     world.overwrite("rome", "profiles", b"oslo-1", damaged, b"damaged\x08")
     away = SiteAddress(location="grpc://127.0.0.1:1", timeout=timedelta(seconds=1))
+    named = replace(away, location="grpc://127.0.0.1:2", name="bonn")
     alone = serve_site("alone")
     alone.site.create_namespace("users", merge="counter")
-    summary = verify([*world.addresses, away], spark=spark)
+    summary = verify([*world.addresses, away, named], spark=spark)
     assert summary.outcome is Outcome.DRIFT
     assert "127.0.0.1:1 cannot be compared" in summary.doubts[0]
+    assert summary.doubts[1].startswith("bonn cannot be compared: no answer from grpc://127.0.0.1:2")
     assert any(
         "not all of 'profiles' of rome was compared: key b'oslo-1' of namespace" in each
         for each in summary.doubts

@@ -168,6 +168,7 @@ def site_addresses(
             tls_root=site.tls_root_certificate or tls_root,
             tls_certificate=tls_certificate,
             tls_key=tls_key,
+            name=name,
         )
     return addresses
 

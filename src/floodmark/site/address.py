@@ -35,6 +35,8 @@ class SiteAddress:
     tls_certificate: str | None = None
     tls_key: str | None = None
     timeout: timedelta = TIMEOUT
+    # The name of the site, if it is known before the site answers.
+    name: str | None = None
 
     def __post_init__(self) -> None:
         if not self.location:

@@ -36,6 +36,14 @@ SITES_MIN: Final = 2
 EXIT_CODES: Final = {Outcome.AGREE: DONE, Outcome.DRIFT: FINDING, Outcome.UNKNOWN: UNKNOWN}
 
 _STYLES: Final = {Outcome.AGREE: "green", Outcome.DRIFT: "bold red", Outcome.UNKNOWN: "magenta"}
+
+
+def _show_missing(pair: "PairSummary") -> str:
+    """How many keys are missing at which of the two sites."""
+    found = ((pair.missing_left, pair.left), (pair.missing_right, pair.right))
+    return ", ".join(f"{count:,} at {site}" for count, site in found if count) or "0"
+
+
 _COLUMNS: Final[dict[str, Column["PairSummary"]]] = {
     "namespace": "namespace",
     "left": "left",
@@ -44,8 +52,7 @@ _COLUMNS: Final[dict[str, Column["PairSummary"]]] = {
     "agree": "agree",
     "lag": "lag",
     "differ": "value_mismatch",
-    "missing left": "missing_left",
-    "missing right": "missing_right",
+    "missing": _show_missing,
 }
 
 

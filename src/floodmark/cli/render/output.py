@@ -17,6 +17,7 @@ from typing import Any, Final, TextIO, TypeAlias, TypeVar
 
 import msgspec
 from rich.console import Console
+from rich.table import Column as TableColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -248,7 +249,8 @@ class Output:
         """Rows under a header.  On a terminal that is too narrow, cells are wrapped."""
         shown = [[show_text(cell) for cell in row] for row in rows]
         if self.is_terminal:
-            table = Table(*header, box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+            columns = [TableColumn(name, overflow="fold") for name in header]
+            table = Table(*columns, box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
             for row in shown:
                 table.add_row(*map(Text, row))
             self._console.print(table, soft_wrap=False)

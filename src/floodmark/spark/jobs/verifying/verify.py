@@ -203,7 +203,7 @@ class ComparedSites:
                 try:
                     site = stack.enter_context(address.connect())
                 except (Unreachable, WireMismatch) as error:
-                    self.doubts.append(f"{address.location} cannot be compared: {error}")
+                    self.doubts.append(f"{address.name or address.location} cannot be compared: {error}")
                     continue
                 if site.name in self._addresses:
                     raise InvalidArgument(f"site {site.name!r} is named twice; name sites that may differ")
