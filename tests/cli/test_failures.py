@@ -55,9 +55,11 @@ def on(directory: Path, arguments: list[str]) -> list[str]:
 
 
 def all_errors(kind: type[errors.FloodmarkError]) -> Iterator[type[errors.FloodmarkError]]:
+    """An error and all below it; those that tests define, and perhaps not yet, are left out."""
     yield kind
     for child in kind.__subclasses__():
-        yield from all_errors(child)
+        if child.__module__ == errors.__name__:
+            yield from all_errors(child)
 
 
 @pytest.mark.parametrize(

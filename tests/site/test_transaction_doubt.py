@@ -171,7 +171,7 @@ def test_one_that_a_restart_cut_off_is_aborted_and_not_unknown(line: Line) -> No
 
 def test_work_that_a_restart_cut_off_is_done_again(line: Line) -> None:
     line.plan = [line.cut_off]
-    assert run_transaction(line.begin_counting, lambda _: "done", pace=line.pace) == "done"
+    assert run_transaction(lambda _: line.begin_counting(), lambda _: "done", pace=line.pace) == "done"
     assert line.counted == b"1"
 
 
@@ -186,7 +186,7 @@ def test_work_that_met_others_is_done_again_after_pauses_that_differ_at_random(l
         return "done"
 
     pace = Pace(sleep=line.sleep, random=lambda: next(randomness))
-    assert run_transaction(line.begin_counting, meet_others, pace=pace) == "done"
+    assert run_transaction(lambda _: line.begin_counting(), meet_others, pace=pace) == "done"
     assert line.pauses == pytest.approx([0.005, 0.02, 0.03])
     assert line.counted == b"1"
 
@@ -196,7 +196,7 @@ def test_work_that_an_operator_ended_is_not_done_again(line: Line) -> None:
         line.site.transactions.abort(transaction.id, "by an operator")
 
     with pytest.raises(TransactionEnded, match="by an operator"):
-        run_transaction(line.begin_counting, end, pace=line.pace)
+        run_transaction(lambda _: line.begin_counting(), end, pace=line.pace)
     assert line.counted is None
 
 
@@ -279,7 +279,7 @@ def test_work_that_may_be_done_is_not_done_again(line: Line) -> None:
     line.show_failures = [Unreachable("nobody is there")]
     begun: list[Transaction] = []
 
-    def begin() -> Transaction:
+    def begin(_: int) -> Transaction:
         begun.append(line.begin_counting())
         return begun[-1]
 

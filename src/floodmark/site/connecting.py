@@ -6,6 +6,7 @@ from typing import Final
 
 from floodmark.host.remote import RemoteHost
 from floodmark.site.arguments import Durability, check_durability, check_duration
+from floodmark.site.read_versions import ReadVersion
 from floodmark.site.site import Site
 from floodmark.wire import Connection, Connections, Nodes
 from floodmark.wire.address import parse_addresses
@@ -24,6 +25,7 @@ def connect(
     tls_key: PathLike | None = None,
     durability: Durability = "fsync",
     timeout: timedelta = TIMEOUT,
+    read_version_cache: bool = False,
 ) -> Site:
     """Connect to the server at `grpc://host:port`, or `grpc+tls://host:port`; the same `Site` as `open`.
 
@@ -33,6 +35,9 @@ def connect(
     A token file is read again when the server refuses the token.  `tls_root` verifies the server;
     `tls_certificate` and `tls_key` identify this client.  A call without an answer within `timeout` raises
     `Unreachable` if it changed nothing, `OutcomeUnknown` if it may have.
+
+    With `read_version_cache` transactions begin at the highest version seen, without a call: they may miss
+    what others wrote in the last second, and then conflict.
     """
     durable = check_durability(durability)
     timeout_seconds = check_duration(timeout, "timeout") / timedelta(seconds=1)
@@ -50,7 +55,8 @@ def connect(
     )
     nodes = Nodes(connections, urls, timeout_seconds=timeout_seconds)
     try:
-        return Site(RemoteHost(nodes), durable=durable)
+        read_version: ReadVersion = "cached" if read_version_cache else "fresh"
+        return Site(RemoteHost(nodes), durable=durable, read_version=read_version)
     except BaseException:
         nodes.close()
         raise

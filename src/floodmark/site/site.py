@@ -1,6 +1,6 @@
 """A site: one place that takes reads and writes, and remembers every change."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
 from itertools import count
@@ -31,7 +31,6 @@ from floodmark.merge.policies import MergePolicy
 from floodmark.model.change import Change, Heartbeat, Resolved
 from floodmark.model.errors import (
     Closed,
-    InvalidArgument,
     InvalidVersion,
     NamespaceExists,
     PartitionNotFound,
@@ -44,8 +43,6 @@ from floodmark.replication.topology import Topology
 from floodmark.site.arguments import (
     At,
     Since,
-    check_count,
-    check_duration,
     check_kind,
     check_range,
     to_version,
@@ -53,11 +50,10 @@ from floodmark.site.arguments import (
 from floodmark.site.batch import AtomicCalls
 from floodmark.site.beginning import begin_at, decode_items, decoder_of, find_scope
 from floodmark.site.codecs import Codec, CodecName, CodedNamespace, find_codec, with_codec
-from floodmark.site.coordinated import TIMEOUT, Coordinated
 from floodmark.site.feeds import Feeds, Subscriptions
 from floodmark.site.namespace import Namespace, open_namespace
-from floodmark.site.transaction import Transaction, run_transaction
-from floodmark.transaction.coordinator import check_timeout
+from floodmark.site.read_versions import ReadVersion
+from floodmark.site.transacting import TransactionCalls
 
 Result = TypeVar("Result")
 Value = TypeVar("Value")
@@ -81,10 +77,11 @@ class _CreateOptions(TypedDict, total=False):
     exist_ok: bool
 
 
-class Site(AtomicCalls):
+class Site(AtomicCalls, TransactionCalls):
     """Holds namespaces.  Made by `floodmark.open` or `floodmark.connect`; close it, or use `with`."""
 
-    def __init__(self, host: Host, *, durable: bool) -> None:
+    def __init__(self, host: Host, *, durable: bool, read_version: ReadVersion = "fresh") -> None:
+        super().__init__(host, read_version)
         self.name = host.identity.site
         self.id = host.identity.site_id
         self._durable = durable
@@ -371,47 +368,6 @@ class Site(AtomicCalls):
     def heartbeat(self) -> Heartbeat:
         """Write a heartbeat now.  A site does so each second by itself."""
         return self.host.versions.heartbeat()
-
-    # Transactions
-
-    def transaction(self, *, timeout: timedelta = TIMEOUT, coordinator: int | None = None) -> Transaction:
-        """Reads, writes, and acknowledgements of subscriptions, that happen together or not at all.
-
-        As a `with` block it commits at the end; Conflict if what it has read was written since.  One that
-        needs a coordinator is aborted if it is not committed in time; with a number of one it begins there.
-
-        >>> import floodmark, tempfile
-        >>> with floodmark.open(tempfile.mkdtemp(), site="oslo") as site:
-        ...     accounts = site.create_namespace("accounts", merge="counter")
-        ...     with site.transaction() as transaction:
-        ...         transaction.add(accounts, b"ada", -5)
-        ...         transaction.add(accounts, b"bob", 5)
-        ...     accounts.get(b"ada"), accounts.get(b"bob")
-        (b'-5', b'5')
-        """
-        check_timeout(check_duration(timeout, "timeout"))
-        if coordinator is not None:
-            check_count(coordinator, "coordinator")
-        transactions = self.host.transactions
-
-        def begin() -> Coordinated:
-            return Coordinated(transactions, transactions.begin(timeout, coordinator or 0), timeout=timeout)
-
-        begun = None if coordinator is None else begin()
-        return Transaction(self.host, begin, durable=self._durable, begun=begun)
-
-    def run_transaction(
-        self, work: Callable[[Transaction], Result], *, timeout: timedelta = TIMEOUT
-    ) -> Result:
-        """Do work in a transaction and commit it; a few times, if it meets with others."""
-        if not callable(work):
-            raise InvalidArgument(f"work must be a function of a transaction, not {work!r:.60}")
-        return run_transaction(lambda: self.transaction(timeout=timeout), work, timeout=timeout)
-
-    @property
-    def transactions(self) -> Transactions:
-        """The transactions that there are, and their logs."""
-        return self.host.transactions
 
     # Partitions
 

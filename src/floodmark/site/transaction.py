@@ -51,7 +51,14 @@ class Transaction(GatheredWrites):
     """
 
     def __init__(
-        self, host: Host, begin: Callable[[], Coordinated], *, durable: bool, begun: Coordinated | None = None
+        self,
+        host: Host,
+        begin: Callable[[], Coordinated],
+        *,
+        durable: bool,
+        begun: Coordinated | None = None,
+        read_version: Callable[[], Version] | None = None,
+        committed: Callable[[Version], None] = lambda _: None,
     ) -> None:
         super().__init__("the transaction", bytes_max=TRANSACTION_BYTES_MAX)
         # At which version it was committed; 0 before, and if it wrote nothing.
@@ -60,7 +67,9 @@ class Transaction(GatheredWrites):
         self._begin = begin
         self._durable = durable
         self._coordinated = begun
-        self._reads = TransactionReads(host.versions.read_version, self._written)
+        self._reads = TransactionReads(read_version or host.versions.read_version, self._written)
+        # Is told the version of the commit.
+        self._committed = committed
         self._ended = False
         self._thread = get_ident()
 
@@ -179,13 +188,18 @@ class Transaction(GatheredWrites):
             rows = self._qualified()
             version = self._host.router.write_together(rows, reads, durable=self._durable) if rows else 0
             if version is not None:
-                self._ended, self.version = True, version
-                return version
+                self._ended = True
+                return self._commit_at(version)
         writes = [
             NamespaceWrites(namespace.name, namespace.id, rows) for namespace, rows in self._writes.values()
         ]
-        self.version = self._coordinate().commit(writes, reads)
-        return self.version
+        return self._commit_at(self._coordinate().commit(writes, reads))
+
+    def _commit_at(self, version: Version) -> Version:
+        self.version = version
+        if version:
+            self._committed(version)
+        return version
 
     def abort(self, reason: str = "by its owner") -> None:
         """Leave everything as it was."""
@@ -218,17 +232,20 @@ class Transaction(GatheredWrites):
 
 
 def run_transaction(
-    begin: Callable[[], Transaction],
+    begin: Callable[[int], Transaction],
     work: Callable[[Transaction], Result],
     *,
     timeout: timedelta = TIMEOUT,
     pace: Pace = PACE,
 ) -> Result:
-    """Commit work in a transaction; again after a conflict, or after a restart that aborted the commit."""
+    """Commit work in a transaction; again after a conflict, or after a restart that aborted the commit.
+
+    `begin` gets the number of the attempt.
+    """
     pauses, until = pace.pauses(), pace.time_seconds() + timeout.total_seconds()
     for attempt in range(1, ATTEMPTS_MAX + 1):
         try:
-            with begin() as transaction:
+            with begin(attempt) as transaction:
                 return work(transaction)
         except Retryable:
             if attempt == ATTEMPTS_MAX or pace.time_seconds() >= until:

@@ -1,6 +1,7 @@
 """The site's contract: what transactions read, and which writes of others they conflict with."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from random import Random
 from threading import Lock, Thread
 from time import monotonic
@@ -16,6 +17,7 @@ from floodmark.site import Namespace, Site, Transaction
 from floodmark.testing.serializability import Observed, check_serializable
 
 THREADS, ROUNDS, KEYS = 4, 12, 4
+HOUR = timedelta(hours=1)
 
 in_partitions = pytest.mark.usefixtures("cut_users")
 
@@ -179,6 +181,41 @@ class SerializingContract(SiteContractBase):
 
         assert add_twice(site) == 13
         assert (attempts, users.get(b"a")) == ([0, 1, 10, 11], b"13")
+
+    # Cached read versions
+
+    def test_cached_version_is_that_of_the_last_transaction(self, site: Site, users: Namespace) -> None:
+        with site.transaction(read_version="cached") as first:
+            first.get(users, b"a")
+            first.put(users, b"a", b"1")
+        users.put(b"a", b"2")
+        before = site.read_versions
+        with site.transaction(read_version="cached", max_staleness=HOUR) as second:
+            assert second.get(users, b"a") == b"1"
+            assert second.read_version == first.version
+        assert site.read_versions.cached == before.cached + 1
+        assert site.read_versions.asked == before.asked
+        with site.transaction(read_version="cached", max_staleness=timedelta(0)) as third:
+            assert third.get(users, b"a") == b"2"
+        assert site.read_versions.asked == before.asked + 1
+
+    def test_work_on_a_stale_version_is_done_again_on_a_fresh_one(self, site: Site, users: Namespace) -> None:
+        with site.transaction() as transaction:
+            transaction.put(users, b"a", b"1")
+        users.put(b"a", b"10")
+        seen = []
+
+        def add(transaction: Transaction) -> None:
+            seen.append(transaction.get(users, b"a"))
+            transaction.put(users, b"a", b"%d" % (int(seen[-1]) + 1))
+
+        site.run_transaction(add, read_version="cached", max_staleness=HOUR)
+        assert (seen, users.get(b"a")) == ([b"1", b"10"], b"11")
+
+    def test_another_kind_of_read_version_is_refused(self, site: Site) -> None:
+        wrong: Any = "stale"
+        with pytest.raises(InvalidArgument, match="'fresh' or 'cached'"):
+            site.transaction(read_version=wrong)
 
     # Misuse
 

@@ -1,0 +1,107 @@
+"""At which versions the transactions of a client begin to read.
+
+A fresh version costs a call, and lets a transaction see every write that was acknowledged before.  A cached
+one is the highest that the client has read at or committed at, and costs nothing.  A transaction that begins
+there is never older than the last one of this client.  A reader may miss what others wrote since; a writer
+that depends on that conflicts, and is done again at a fresh version.
+
+**Admission control.**  A site that is overloaded delays the answers to calls for versions.  A client that
+did without these calls would not be slowed down.  So cached versions are used only while the last answer was
+quick.
+"""
+
+from collections.abc import Callable
+from datetime import timedelta
+from threading import Lock
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+from floodmark.clock import monotonic_seconds
+from floodmark.model.version import Version
+
+ReadVersion: TypeAlias = Literal["fresh", "cached"]
+
+# How old a cached version may be, and how slow the last answer, unless the caller says otherwise.
+STALENESS_MAX: Final = timedelta(seconds=1)
+SLOW_ANSWER: Final = timedelta(milliseconds=10)
+
+
+class ReadVersionCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """How the transactions of a client came to their read versions."""
+
+    asked: int
+    """Calls to the site."""
+
+    slow: int
+    """Those of them whose answer was slow: the site is overloaded, or far away."""
+
+    cached: int
+    """Transactions that began at a cached version, without a call."""
+
+
+class ReadVersions:
+    """The versions that a client has seen.  Safe to use from many threads.
+
+    >>> seconds = iter([0.0, 0.001, 0.5, 2.0, 2.5, 3.0])
+    >>> versions = ReadVersions(iter([7, 9]).__next__, time_seconds=lambda: next(seconds))
+    >>> versions.fresh(), versions.cached()
+    (7, 7)
+    >>> versions.cached(), versions.counts
+    (9, ReadVersionCounts(asked=2, slow=1, cached=1))
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[], Version],
+        *,
+        slow_answer: timedelta = SLOW_ANSWER,
+        time_seconds: Callable[[], float] = monotonic_seconds,
+    ) -> None:
+        self._ask = ask
+        self._slow_seconds = slow_answer.total_seconds()
+        self._time_seconds = time_seconds
+        self._lock = Lock()
+        # The highest version seen, and since when nothing older than it is known to be the newest.
+        self._highest: Version = 0
+        self._seen_seconds = 0.0
+        self._was_slow = False
+        self._asked = self._slow = self._cached = 0
+
+    @property
+    def counts(self) -> ReadVersionCounts:
+        """What was asked for, and what was saved."""
+        return ReadVersionCounts(asked=self._asked, slow=self._slow, cached=self._cached)
+
+    def fresh(self) -> Version:
+        """A version at which every write is seen that was acknowledged before the call."""
+        began = self._time_seconds()
+        version = self._ask()
+        took = self._time_seconds() - began
+        with self._lock:
+            self._asked += 1
+            self._was_slow = took > self._slow_seconds
+            self._slow += self._was_slow
+            self._note(version, began)
+            # A node may not have heard of the client's last commit at another one.
+            return self._highest
+
+    def cached(self, staleness_max: timedelta = STALENESS_MAX) -> Version:
+        """The highest version seen, if it is recent and the site was quick to answer; else a fresh one."""
+        now = self._time_seconds()
+        with self._lock:
+            is_recent = self._highest and now - self._seen_seconds <= staleness_max.total_seconds()
+            if is_recent and not self._was_slow:
+                self._cached += 1
+                return self._highest
+        return self.fresh()
+
+    def saw(self, version: Version) -> None:
+        """Remember the version of a commit."""
+        now = self._time_seconds()
+        with self._lock:
+            self._note(version, now)
+
+    def _note(self, version: Version, seconds: float) -> None:
+        if version > self._highest:
+            self._highest, self._seen_seconds = version, seconds
