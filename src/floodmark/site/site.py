@@ -26,7 +26,6 @@ from floodmark.host.statistics import (
     ReplicationStatistics,
     SiteStatistics,
 )
-from floodmark.host.transaction_port import Transactions
 from floodmark.merge.policies import MergePolicy
 from floodmark.model.change import Change, Heartbeat, Resolved
 from floodmark.model.errors import (

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TypeVar
 
-from floodmark.host.ports import Host, Transactions
+from floodmark.host.ports import Host
+from floodmark.host.transaction_port import Transactions
 from floodmark.model.errors import InvalidArgument
 from floodmark.site.arguments import check_count, check_duration
 from floodmark.site.coordinated import TIMEOUT, Coordinated
