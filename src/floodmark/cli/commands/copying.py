@@ -67,8 +67,8 @@ def replicate(
     once: Annotated[bool, "End when all present changes have arrived."] = False,
     runner: Annotated[
         str | None,
-        "spark|process",
-        "Run links on Spark, or in this process (the default with --once, and without Spark).",
+        "process|spark",
+        "Run links in this process (the default with --once, and without Spark), or on Spark.",
     ] = None,
 ) -> None:
     """Replicate between sites, in all directions or in one.
