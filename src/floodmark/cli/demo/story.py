@@ -1,7 +1,8 @@
 """The story that `floodmark demo` tells, over the public API: two servers, Spark between them, a lost change.
 
 The people of both sites write to each other: a message is a record of `messages`, where the last write wins,
-and each recipient has a counter in `unread`.  Each step shows what it does, and checks what it claims.
+and each recipient has a counter in `unread`.  Messages and counts are one atomic batch, and atomic reads at
+both sites check it all the time.  Each step shows what it does, and checks what it claims.
 """
 
 import json
@@ -9,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
@@ -31,12 +32,14 @@ from floodmark.spark.jobs import VerifySummary, replicate_topology, site_address
 MESSAGES, UNREAD, DRAFTS = "messages", "unread", "drafts"
 PEOPLE: Final = {"oslo": ("ada", "alan", "barbara"), "rome": ("grace", "hedy", "john")}
 EVERYBODY: Final = PEOPLE["oslo"] + PEOPLE["rome"]
+# Who writes batches of messages.
+WRITERS: Final = (*PEOPLE, "ada")
 LOST_KEY: Final = b"ada+grace/invitation"
 LOST_VALUE: Final = b'{"from":"ada","text":"dinner at eight?"}'
 TOPOLOGY_FILE: Final = "topology.toml"
 TRAFFIC_SECONDS, BEFORE_LOSS_SECONDS = 12.0, 2.0
 WAIT_SECONDS_MAX, LOOK_SECONDS = 240.0, 0.25
-TICK_SECONDS, MESSAGES_A_TICK = 0.1, 80
+TICK_SECONDS, MESSAGES_A_TICK, READ_SECONDS = 0.1, 80, 0.05
 DRAFTS_MIN, BATCH = 3_000, 50
 COMMAND: Final = (sys.executable, "-m", "floodmark.cli")
 # Spark on two cores, and a Java that starts fast.
@@ -127,9 +130,12 @@ class DemoPair:
         self.home = home
         self.servers = {name: DemoServer(name, home) for name in PEOPLE}
         self.sent: Counter[str] = Counter()
+        # Atomic reads, and those that found other counts than messages.
+        self.reads: Counter[str] = Counter()
         self.people, self._links = DemoThreads(), DemoThreads()
         self._ending = ending
         self._numbers = {name: count() for name in PEOPLE}
+        self._written: Counter[str] = Counter()
         for server in self.servers.values():
             ending.callback(server.stop)
 
@@ -152,10 +158,11 @@ class DemoPair:
         """Let the people of both sites write, at a steady rate."""
         for name in PEOPLE:
             self.people.run(partial(self._write, name))
+            self.people.run(partial(self._read, name))
         self._ending.callback(self.people.stop)
 
     def _write(self, name: str, stop: Event) -> None:
-        site, own = self.servers[name].site, PEOPLE[name]
+        own = PEOPLE[name]
         while not stop.wait(TICK_SECONDS):
             messages, sent = {}, Counter[str]()
             for number in islice(self._numbers[name], MESSAGES_A_TICK):
@@ -163,10 +170,29 @@ class DemoPair:
                 message = {"from": sender, "text": f"message {number} from {name}"}
                 messages[f"{sender}+{recipient}/{number:06}-{name}".encode()] = json.dumps(message).encode()
                 sent[recipient] += 1
-            site.namespace(MESSAGES).put_many(messages)
+            self.send(name, name, messages, sent)
+
+    def send(self, name: str, writer: str, messages: Mapping[bytes, bytes], sent: Counter[str]) -> None:
+        """Write messages, the counts of their recipients, and how many the writer has sent, as one batch."""
+        site = self.servers[name].site
+        self._written[writer] += sent.total()
+        with site.atomic() as batch:
+            for key, message in messages.items():
+                batch.put(site.namespace(MESSAGES), key, message)
             for recipient, number in sent.items():
-                site.namespace(UNREAD).add(recipient.encode(), number)
-            self.sent.update(sent)
+                batch.add(site.namespace(UNREAD), recipient.encode(), number)
+            batch.put(site.namespace(MESSAGES), _newest(writer), b"%d" % self._written[writer])
+        self.sent.update(sent)
+
+    def _read(self, name: str, stop: Event) -> None:
+        """Compare what was sent with what is unread, which no reader may find to differ."""
+        site = self.servers[name].site
+        newest = [(site.namespace(MESSAGES), _newest(writer)) for writer in WRITERS]
+        unread = [(site.namespace(UNREAD), person.encode()) for person in EVERYBODY]
+        while not stop.wait(READ_SECONDS):
+            found = [int(value or 0) for value in site.read_atomic([*newest, *unread])]
+            self.reads["checked"] += 1
+            self.reads["wrong"] += sum(found[: len(newest)]) != sum(found[len(newest) :])
 
     def stop_people(self) -> None:
         """Return when all that was written is acknowledged, has arrived, and heartbeats have checked it."""
@@ -278,6 +304,7 @@ def copy_both_ways(stage: Stage, pair: DemoPair) -> None:
     stage.check(f"{checked} heartbeats came through, and vouch that no change was lost", is_sound)
     check_unread(stage, pair)
     figures = {"messages": sent, "lag_ms_p50": p50, "lag_ms_p99": p99, "heartbeats_checked": checked}
+    figures |= {"reads_checked": pair.reads["checked"]}
     stage.sum_up(f"{sent:,} messages in both directions; lag p50 {p50:,} ms, p99 {p99:,} ms", **figures)
 
 
@@ -291,6 +318,10 @@ def check_unread(stage: Stage, pair: DemoPair) -> None:
     totals = ", ".join(f"{sum(counts):,} at {name}" for name, counts in shown.items())
     right = all(counts == [pair.sent[person] for person in EVERYBODY] for counts in shown.values())
     stage.check(f"unread, person by person: {totals}, {pair.sent.total():,} in truth", right)
+    reads, wrong = pair.reads["checked"], pair.reads["wrong"]
+    stage.check(
+        f"{reads:,} atomic reads were checked: {wrong} found a count without its messages", reads > 0 == wrong
+    )
 
 
 def agree(stage: Stage, pair: DemoPair) -> None:
@@ -300,7 +331,8 @@ def agree(stage: Stage, pair: DemoPair) -> None:
     compared = sum(each.compared for each in found.pairs)
     stage.check(f"all {compared:,} keys agree", found.outcome == "agree" and found.lag == 0)
     messages = sum(each.compared for each in found.pairs if each.namespace == MESSAGES)
-    stage.check("all messages that were sent are among them", messages == pair.sent.total())
+    # Each site has a key for its newest message.
+    stage.check("all messages that were sent are among them", messages == pair.sent.total() + len(PEOPLE))
     seconds = round(found.seconds, 1)
     agreed = f"{compared:,} keys compared in {seconds} s: the sites agree"
     stage.sum_up(agreed, compared=compared, seconds=seconds)
@@ -315,9 +347,7 @@ def lose_a_change(stage: Stage, pair: DemoPair) -> None:
     with stage.working("ada has invited grace, and the invitation is on its way"):
         pair.start_people()
         Event().wait(BEFORE_LOSS_SECONDS)
-        oslo.namespace(MESSAGES).put(LOST_KEY, LOST_VALUE)
-        oslo.namespace(UNREAD).add(b"grace")
-        pair.sent["grace"] += 1
+        pair.send("oslo", "ada", {LOST_KEY: LOST_VALUE}, Counter(grace=1))
         waited = pair.wait(lambda: any(link.findings for link in pair.links()))
     (finding, *others) = [finding for link in pair.links() for finding in link.findings]
     stage.say(f"oslo acknowledged {LOST_KEY.decode()}, and it never came to rome; no call has failed")
@@ -380,6 +410,10 @@ def compare(stage: Stage, pair: DemoPair, *, repair: bool = False) -> VerifySumm
 
 def _seconds() -> float:
     return monotonic_ms() / 1000
+
+
+def _newest(writer: str) -> bytes:
+    return f"newest/{writer}".encode()
 
 
 def _draft(number: int) -> tuple[bytes, bytes]:
