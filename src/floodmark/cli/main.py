@@ -148,8 +148,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit code."""
     _replace_closed_streams()
     owns_process.set(arguments is None)
-    # gRPC's own log is no JSON, and tells nothing that our errors and logs do not.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    if owns_process.get():
+        # gRPC's own log is no JSON, and tells nothing that our errors and logs do not.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     show_trace.set(os.environ.get("FLOODMARK_DEBUG", "") not in ("", "0"))
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
