@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from floodmark.engine import Guard, WriteRow
+from floodmark.model.ranges import KeyRange
 from floodmark.model.version import COUNTER_BITS
 from floodmark.partition.families import CATALOG, DATA, META
 from floodmark.testing.simulation.faults import PlantedFault
@@ -46,9 +47,9 @@ def _guard_before(original: _Original) -> _Original:
 def _announce_above(_: _Original) -> _Original:
     """Resolve to the present time, whatever the ceiling is."""
 
-    def resolve(self: Any) -> Any:
+    def resolve(self: Any, keys: KeyRange | None = None) -> Any:
         now = self._clock.time_source() << COUNTER_BITS
-        return self.floors.below(max(now, self._clock.latest))
+        return self.floors.below(max(now, self._clock.latest), keys)
 
     return resolve
 
