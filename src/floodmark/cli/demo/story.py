@@ -175,19 +175,20 @@ class DemoPair:
     def send(self, name: str, writer: str, messages: Mapping[bytes, bytes], sent: Counter[str]) -> None:
         """Write messages, the counts of their recipients, and how many the writer has sent, as one batch."""
         site = self.servers[name].site
+        there, unread = site.namespace(MESSAGES), site.namespace(UNREAD)
         self._written[writer] += sent.total()
         with site.atomic() as batch:
             for key, message in messages.items():
-                batch.put(site.namespace(MESSAGES), key, message)
+                batch.put(there, key, message)
             for recipient, number in sent.items():
-                batch.add(site.namespace(UNREAD), recipient.encode(), number)
-            batch.put(site.namespace(MESSAGES), _newest(writer), b"%d" % self._written[writer])
+                batch.add(unread, recipient.encode(), number)
+            batch.put(there, newest_key(writer), b"%d" % self._written[writer])
         self.sent.update(sent)
 
     def _read(self, name: str, stop: Event) -> None:
         """Compare what was sent with what is unread, which no reader may find to differ."""
         site = self.servers[name].site
-        newest = [(site.namespace(MESSAGES), _newest(writer)) for writer in WRITERS]
+        newest = [(site.namespace(MESSAGES), newest_key(writer)) for writer in WRITERS]
         unread = [(site.namespace(UNREAD), person.encode()) for person in EVERYBODY]
         while not stop.wait(READ_SECONDS):
             found = [int(value or 0) for value in site.read_atomic([*newest, *unread])]
@@ -331,7 +332,7 @@ def agree(stage: Stage, pair: DemoPair) -> None:
     compared = sum(each.compared for each in found.pairs)
     stage.check(f"all {compared:,} keys agree", found.outcome == "agree" and found.lag == 0)
     messages = sum(each.compared for each in found.pairs if each.namespace == MESSAGES)
-    # Each site has a key for its newest message.
+    # Each site has a key besides, that says how many it has sent.
     stage.check("all messages that were sent are among them", messages == pair.sent.total() + len(PEOPLE))
     seconds = round(found.seconds, 1)
     agreed = f"{compared:,} keys compared in {seconds} s: the sites agree"
@@ -412,7 +413,8 @@ def _seconds() -> float:
     return monotonic_ms() / 1000
 
 
-def _newest(writer: str) -> bytes:
+def newest_key(writer: str) -> bytes:
+    """The key that says how many messages a writer has sent."""
     return f"newest/{writer}".encode()
 
 
