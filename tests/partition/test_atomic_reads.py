@@ -22,6 +22,7 @@ from floodmark.partition.partition import LocalPartition
 from floodmark.site import Namespace, Site, open_engine
 from floodmark.site.batch import Batch, Pair
 from floodmark.testing.clock import SimulatedTime
+from floodmark.testing.simulation.atomic_readers import forget_siblings
 
 KEYS = (b"a", b"h", b"q", b"z")
 ORDERS = pytest.mark.parametrize("order", [1, -1], ids=["forwards", "backwards"])
@@ -115,9 +116,8 @@ class World:
             yield
 
     def forget(self) -> None:
-        """Lose all siblings, as a restart does."""
-        cache = host_of(self.site).node.committer.place.batches
-        cache.__init__(0)  # type: ignore[misc]
+        """Lose all siblings."""
+        forget_siblings(host_of(self.site).node)
 
 
 @pytest.fixture

@@ -48,6 +48,7 @@ class Intent:
     era: tuple[int, int]
     expected: Mapping[Key, Check]
     adds: int = 0
+    batch: bool = False
 
 
 class SeenChange(NamedTuple):
@@ -201,8 +202,17 @@ class Chronicle:
                     keys=[seen.key],
                     version=version,
                 )
-        if intent.adds:
-            self.totals[keys[0]] = self.totals.get(keys[0], 0) + intent.adds
+            if bool(seen.stored[-1] & IN_BATCH) != intent.batch:
+                what = "has the mark of a batch" if not intent.batch else "lacks the mark of a batch"
+                raise Violation(
+                    "6",
+                    self.site,
+                    f"{intent.operation} {what} in {seen.key}",
+                    keys=[seen.key],
+                    version=version,
+                )
+        for key in (key for key in keys if POLICIES[key.namespace] == "counter"):
+            self.totals[key] = self.totals.get(key, 0) + intent.adds
         # A scan leaves out what was overwritten since.
         if all(seen.partition is not None for seen in commit) and sorted(intent.expected) != sorted(keys):
             raise Violation(

@@ -6,11 +6,11 @@ syncs, simulated time passes and the watcher may look around: that is when a rea
 durable yet.  And it can be started again with what a power cut leaves.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from random import Random
 from typing import Final, Protocol
 
-from floodmark.engine import Guard, WriteRow
+from floodmark.engine import Guard, Row, WriteRow
 from floodmark.partition import FAMILIES
 from floodmark.partition.families import CLOCK_BOUND
 from floodmark.testing.engine import Fault, FaultPlan, FaultyEngine
@@ -47,6 +47,9 @@ class SimulatedDisk(FaultyEngine):
         self._watcher = watcher
         self._busy = self._stores_bound = False
         self.is_healing = False
+        # What others do before each record that a reader looks up, who may begin with the last.
+        self.meanwhile: Callable[[], None] | None = None
+        self.is_backward = False
 
     def restart(self, keep: int | None = None) -> "SimulatedDisk":
         """The disk after a power cut that `keep` of the unsynced writes survived, or all of them."""
@@ -90,3 +93,22 @@ class SimulatedDisk(FaultyEngine):
             finally:
                 self._plan, self._busy = plan, False
         super().sync()
+
+    def ceiling(self, family: str, key: bytes, prefix: bytes = b"") -> Row | None:
+        # What others read meanwhile is not watched.
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            try:
+                meanwhile()
+            finally:
+                self.meanwhile = meanwhile
+        return super().ceiling(family, key, prefix)
+
+    def ceilings(
+        self, family: str, prefixes: Sequence[bytes], starts: Sequence[bytes] | None = None
+    ) -> list[Row | None]:
+        if self.meanwhile is None:
+            return super().ceilings(family, prefixes, starts)
+        order = range(len(prefixes))[:: -1 if self.is_backward else 1]
+        found = {place: self.ceiling(family, (starts or prefixes)[place], prefixes[place]) for place in order}
+        return [found[place] for place in range(len(prefixes))]

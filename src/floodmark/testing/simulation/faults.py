@@ -18,6 +18,7 @@ from floodmark.codec.stamps import NO_STAMP
 from floodmark.codec.states import CounterEntry, CounterState, FieldsState
 from floodmark.links.exchange import Copied
 from floodmark.model.change import Sums, Tally
+from floodmark.model.record import AtomicAnswer
 from floodmark.model.version import VERSION_MAX
 from floodmark.partition.recounting import Recount
 
@@ -146,6 +147,43 @@ def _last_to_arrive(original: Callable[..., Any]) -> Callable[..., Any]:
     return merge_fields
 
 
+def _newest(_: Callable[..., Any]) -> Callable[..., Any]:
+    def read_missed(router: Any, needed: Mapping[bytes, int], records: dict[bytes, Any]) -> bool:
+        def read(partition: Any, keys: Sequence[bytes]) -> None:
+            records.update(zip(keys, partition.read_batches(keys, ()).records, strict=True))
+
+        router.each(list(needed), read, together=True)
+        return True
+
+    return read_missed
+
+
+def _known_to_be_alone(original: Callable[..., Any]) -> Callable[..., Any]:
+    def missed(first: Any) -> Any:
+        versions = (record.version for record in first.records.values())
+        first._siblings = {version: first._siblings.get(version, set()) for version in versions}
+        return original(first)
+
+    return missed
+
+
+def _as_if_overwritten(original: Callable[..., Any]) -> Callable[..., Any]:
+    def missed(first: Any) -> Any:
+        for key, record in first.records.items():
+            first.records[key] = msgspec.structs.replace(record, merged=False)
+        return original(first)
+
+    return missed
+
+
+def _resolved_after(original: Callable[..., Any]) -> Callable[..., Any]:
+    def read_batches(committer: Any, *rest: Any) -> AtomicAnswer:
+        answer: AtomicAnswer = original(committer, *rest)
+        return msgspec.structs.replace(answer, resolved=committer.passed_version())
+
+    return read_batches
+
+
 FAULTS: Final[Mapping[str, PlantedFault]] = {
     "resolved-too-high": PlantedFault(
         "a resolved version one too high",
@@ -254,6 +292,36 @@ FAULTS: Final[Mapping[str, PlantedFault]] = {
         "floodmark.links.applying",
         "_cut_repeats",
         _row_by_row,
+    ),
+    "second-round-newest": PlantedFault(
+        "the second round of an atomic read returns the newest record, and not the batch's",
+        "floodmark.routing.atomic",
+        "_read_missed",
+        _newest,
+    ),
+    "unknown-batch-harmless": PlantedFault(
+        "an atomic read takes a batch whose siblings are not known for one of a single key",
+        "floodmark.routing.atomic:FirstRound",
+        "missed",
+        _known_to_be_alone,
+    ),
+    "merged-batch-forgotten": PlantedFault(
+        "an atomic read takes a merged record for what the last batch wrote",
+        "floodmark.routing.atomic:FirstRound",
+        "missed",
+        _as_if_overwritten,
+    ),
+    "resolved-after-read": PlantedFault(
+        "the resolved version of an atomic read is taken after its records were read",
+        "floodmark.partition.partition",
+        "read_batches",
+        _resolved_after,
+    ),
+    "batch-unmarked": PlantedFault(
+        "the records of an atomic batch do not carry its mark",
+        "floodmark.partition.deciding",
+        "mark_batch",
+        lambda _: lambda stored: stored,
     ),
     "fence-left-out": PlantedFault(
         "what a site wrote in a life that was lost is still taken in from its old links",

@@ -218,9 +218,10 @@ class SimulatedSite:
                 durable=write.durable,
                 low=low,
                 high=high,
-                era=(self.life, self._recoveries()),
+                era=self.era,
                 expected={} if result is False else write.expected,
                 adds=write.adds,
+                batch=write.batch,
             )
         )
 
@@ -240,8 +241,15 @@ class SimulatedSite:
                 promise, self.name, f"{write.operation} {what}", keys=write.expected, version=high
             )
 
-    def _recoveries(self) -> int:
-        return 0 if self._site is None else embedded(self._site.host).node.storage.recoveries
+    @property
+    def era(self) -> tuple[int, int]:
+        """Its life, and how often it has recovered in it: another era may lack what was not synced."""
+        recoveries = 0 if self._site is None else embedded(self._site.host).node.storage.recoveries
+        return self.life, recoveries
+
+    def count(self, what: str) -> None:
+        """Add one to the census."""
+        self._census[what] += 1
 
     def read_changes(self, request: ChangesRequest) -> tuple[list[SeenChange], Version]:
         """Read a stream that ends by itself; what it told, and up to where."""

@@ -17,15 +17,19 @@ from floodmark.host.embedded import EmbeddedHost
 from floodmark.model.version import Version
 from floodmark.site import Namespace, Site
 from floodmark.site.arguments import Durability
+from floodmark.site.batch import Batch
 from floodmark.testing.simulation.history import Key
 
 KEYS: Final = tuple(b"key-%d" % number for number in range(5))
 DELETED_COUNTERS: Final = KEYS[:2]
 FIELDS: Final = ("city", "mail", "name")
+# The share of writes that are atomic batches.
+BATCHES: Final = 0.15
 TTL_SECONDS: Final = (1, 2, 5)
 
 # Whether a change is what a write meant: by the record that was there before, and what was logged.
 Check: TypeAlias = Callable[[bytes | None, bytes], bool]
+BatchWrite: TypeAlias = Callable[[Site, Batch], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,13 +46,67 @@ class PlannedWrite:
     run: Callable[[Site], Version | bool]
     adds: int = 0
     prepares: bool = False
+    batch: bool = False
 
 
 def choose_write(random: Random, number: int, site: int, namespaces: Mapping[str, str]) -> PlannedWrite:
     """A random write at a site, into one of the namespaces, by their merge policy."""
+    if random.random() < BATCHES:
+        return choose_batch(random, number, site, namespaces)
     name = random.choice(list(namespaces))
     writer = _Writer(random, number, site, name, "async" if random.random() < 0.3 else "fsync")
     return getattr(writer, namespaces[name])()  # type: ignore[no-any-return]
+
+
+def choose_batch(random: Random, number: int, site: int, namespaces: Mapping[str, str]) -> PlannedWrite:
+    """A random atomic batch at a site: some keys of each namespace or of the first, and one counter."""
+    durability: Durability = "async" if random.random() < 0.3 else "fsync"
+    value, adds = b"%d" % number, random.randint(1, 9)
+    writes: list[BatchWrite] = []
+    expected: dict[Key, Check] = {}
+    for name, merge in list(namespaces.items())[: random.choice((1, None))]:
+        for key in random.sample(KEYS, 1 if merge == "counter" else random.randint(1, 3)):
+            if merge == "counter":
+                write, check = _add(name, key, adds), _added(site, adds)
+            elif random.random() < 0.2:
+                write, check = _delete(name, key), _deleted
+            elif merge == "fields":
+                write, check = _update(name, key, value), _wrote_fields({FIELDS[0]: value})
+            else:
+                write, check = _put(name, key, value), _holds(value)
+            writes.append(write)
+            expected[Key(name, key)] = check
+
+    def run(site: Site) -> Version:
+        with site.atomic(durability=durability) as batch:
+            for write in writes:
+                write(site, batch)
+        return batch.version
+
+    return PlannedWrite(
+        operation=f"batch {number}",
+        durable=durability == "fsync",
+        expected=expected,
+        run=run,
+        adds=adds,
+        batch=True,
+    )
+
+
+def _put(name: str, key: bytes, value: bytes) -> BatchWrite:
+    return lambda site, batch: batch.put(site.namespace(name), key, value)
+
+
+def _delete(name: str, key: bytes) -> BatchWrite:
+    return lambda site, batch: batch.delete(site.namespace(name), key)
+
+
+def _update(name: str, key: bytes, value: bytes) -> BatchWrite:
+    return lambda site, batch: batch.update(site.namespace(name), key, {FIELDS[0]: int(value)})
+
+
+def _add(name: str, key: bytes, adds: int) -> BatchWrite:
+    return lambda site, batch: batch.add(site.namespace(name), key, adds)
 
 
 class _Writer:

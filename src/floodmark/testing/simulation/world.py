@@ -19,6 +19,7 @@ from floodmark.partition.node import STALE_MS
 from floodmark.replication.topology import MemberSite, SharedNamespace, Topology
 from floodmark.testing.clock import SimulatedTime
 from floodmark.testing.engine import Fault
+from floodmark.testing.simulation.atomic_readers import AtomicReader
 from floodmark.testing.simulation.chronicle import NAMESPACES, POLICIES
 from floodmark.testing.simulation.climate import draw_climate
 from floodmark.testing.simulation.clocks import Schedule
@@ -202,7 +203,7 @@ class World:
             link.hold_safe_points(dict.fromkeys(NAMESPACES, 0))
             Driver(link, self.random, self.schedule).go_on()
         self.network.weather = self.climate.weather
-        self.readers: list[FeedReader | RepeatedReader] = []
+        self.readers: list[FeedReader | RepeatedReader | AtomicReader] = []
         for site in self.sites:
             if self.climate.disks_fail:
                 site.disk.disturb(self.random)
@@ -214,6 +215,7 @@ class World:
             holds = self.random.random() < self.climate.holders
             self.readers.append(FeedReader(site, name, self.random, follows=follows, holds=holds))
         self.readers.append(RepeatedReader(site, self.sites, self.random))
+        self.readers.append(AtomicReader(site, self.random, self._numbers, self._pass_time))
 
     def _adapt(self, site: SimulatedSite) -> None:
         """Let a site live in this climate."""
@@ -327,7 +329,11 @@ class World:
         check_convergence(self.sites, self.time(), self._membership.loses_data, self.copies.values())
         check_agreement(self.sites)
         for reader in self.readers:
-            reader.poll()
+            if isinstance(reader, AtomicReader):
+                # While it reads, time passes, and disks fail again.
+                reader.check()
+            else:
+                reader.poll()
 
     def _heal(self, site: SimulatedSite) -> None:
         """Let a site run on a disk and under a clock that are in order."""
