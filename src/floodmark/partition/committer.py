@@ -45,7 +45,7 @@ from floodmark.partition.commit.commit import (
     Mint,
     RoundStep,
     Writes,
-    encode_commit_rows,
+    encode_writes,
     tally_one,
 )
 from floodmark.partition.commit.expiry_index import index_row
@@ -403,7 +403,11 @@ class Committer:
                 commit.error = error
                 continue
             if (writes := commit.writes) is not None:
-                encoded = encode_commit_rows(commit, mint(), self._site_id, self._storage.log_row_bytes_max)
+                assert writer is not None
+                commit.version = mint()
+                encoded, commit.tallies = encode_writes(
+                    writer, writes, commit.version, self._site_id, self._storage.log_row_bytes_max
+                )
                 if writes.guards and not self._engine.write(encoded, writes.guards):
                     commit.version, commit.error = 0, late()
                     continue

@@ -10,9 +10,9 @@ commit whose records carry a mark (`codec/values.py`); its id is its version.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
-from floodmark.codec.ordered import encode_prefix
+from floodmark.codec.ordered import encode_prefix, encode_prefixes
 from floodmark.codec.stamps import STAMP_BYTES
 from floodmark.codec.values import mark_batch
 from floodmark.engine import Engine, Row, WriteRow
@@ -21,12 +21,12 @@ from floodmark.model.partition import LinkGuard, Partition, PartitionMap
 from floodmark.model.version import Version
 from floodmark.partition.commit.commit import (
     Commit,
+    CommitTally,
     Decide,
     Mint,
     RoundStep,
     Writes,
-    arrange,
-    encode_commit_rows,
+    encode_writes,
 )
 from floodmark.partition.commit.entering import WriteKind, check_fits
 from floodmark.partition.commit.merging import Merge, has_states, is_state, merge_writes, write_at
@@ -51,6 +51,14 @@ class DecidingPartition(Partition, PreparingWriter, SettlingPartition, Protocol)
 Serving: TypeAlias = Callable[[], PartitionMap[DecidingPartition]]
 
 
+class Part(NamedTuple):
+    """What a commit writes to one of its partitions."""
+
+    partition: DecidingPartition
+    writes: Writes
+    tallies: Sequence[CommitTally]
+
+
 class Decided(RoundStep):
     """A commit that is decided in its round.  Prepared writes `on` its keys are in `blocking`: then nothing
     was decided, and the caller settles them before it tries again with another step.
@@ -69,6 +77,7 @@ class Decided(RoundStep):
         *,
         durable: bool,
         batch: bool = False,
+        checked: bool = False,
     ) -> None:
         super().__init__(None)
         self.durable = durable
@@ -78,12 +87,14 @@ class Decided(RoundStep):
         self._on = on
         self._decision = decide
         self._is_batch = batch
-        self._parts: list[tuple[DecidingPartition, Commit]] = []
+        # Whether what is decided was checked before, outside of the round.
+        self._is_checked = checked
+        self._parts: list[Part] = []
 
     @property
     def changes(self) -> int:
         """The number of keys that it wrote."""
-        return sum(len(part.writes.keys) for _, part in self._parts if part.writes is not None)
+        return sum(len(part.writes.keys) for part in self._parts)
 
     def take(self, mint: Mint) -> Sequence[WriteRow]:
         # Another node may change the catalog, and then a step is taken again.
@@ -101,7 +112,8 @@ class Decided(RoundStep):
             return ()
         keys = sorted(written)
         values = [written[key] for key in keys]
-        place.storage.entrance.check(keys, values, WriteKind.WRITE, in_turn=True)
+        if not self._is_checked:
+            place.storage.entrance.check(keys, values, WriteKind.WRITE, in_turn=True)
         size = sum(map(len, keys)) + sum(map(len, values))
         if self._is_batch:
             # It is one commit at other sites, too, where each value carries its origin.
@@ -113,52 +125,57 @@ class Decided(RoundStep):
             place.storage.require_writers()
         if self._is_batch:
             values = list(map(mark_batch, values))
-        return self._encode(dict(zip(keys, values, strict=True)), serving, mint)
+        return self._encode(keys, values, serving, mint())
 
     def _encode(
-        self, written: Mapping[bytes, bytes], serving: PartitionMap[DecidingPartition], mint: Mint
+        self,
+        keys: Sequence[bytes],
+        values: Sequence[bytes],
+        serving: PartitionMap[DecidingPartition],
+        version: Version,
     ) -> Sequence[WriteRow]:
-        keys, parts = list(written), []
+        prefixes, is_merged, parts = encode_prefixes(keys), has_states(values), []
         for partition, place in serving.group(keys):
             _require_served(partition)
-            own = keys[place]
-            parts.append((partition, self._merge(partition, own, [written[key] for key in own], mint())))
+            own, stored = keys[place], values[place]
+            writes = Writes(own, prefixes[place], stored, sum(map(len, own)) + sum(map(len, stored)))
+            parts.append((partition, self._merge(partition, writes, version) if is_merged else writes))
         if self._is_batch:
-            self._committer.place.batches.remember(mint(), frozenset(written))
-        return self._encode_parts(parts, mint())
+            self._committer.place.batches.remember(version, frozenset(keys))
+        return self._encode_parts(parts, version)
 
     def _encode_parts(
         self, parts: Sequence[tuple[DecidingPartition, Writes]], version: Version
     ) -> Sequence[WriteRow]:
-        place = self._committer.place
+        storage, site = self._committer.place.storage, self._committer.place.site
         rows: list[WriteRow] = []
         for partition, writes in parts:
-            if self._is_crowding(partition, writes):
+            encoded, tallies = encode_writes(partition, writes, version, site, storage.log_row_bytes_max)
+            rows += encoded
+            self._parts.append(Part(partition, writes, tallies))
+        if any(writes.logged is not None for _, writes in parts):
+            if self._is_crowding(parts):
                 return ()
-            part = Commit(partition, writes, durable=self.durable)
-            rows += encode_commit_rows(part, version, place.site, place.storage.log_row_bytes_max)
-            self._parts.append((partition, part))
-        # The values fit, but what they are merged into may be too much for one write.
-        place.storage.require_fitting(rows)
+            # The values fit, but what they are merged into may be too much for one write.
+            storage.require_fitting(rows)
         self.version = version
         return rows
 
-    def _merge(
-        self, partition: DecidingPartition, keys: list[bytes], values: list[bytes], version: Version
-    ) -> Writes:
-        writes = arrange(keys, values)
-        if not has_states(values):
+    def _merge(self, partition: DecidingPartition, writes: Writes, version: Version) -> Writes:
+        if not has_states(writes.values):
             return writes
         place = self._committer.place
         merged = merge_writes(place.engine, writes, partition.limits, _write_any(version, place.site))
         assert merged is not None
         return merged
 
-    def _is_crowding(self, partition: DecidingPartition, writes: Writes) -> bool:
+    def _is_crowding(self, parts: Sequence[tuple[DecidingPartition, Writes]]) -> bool:
         """Whether prepared writes below would have too much to rewrite when they commit: then they block."""
         prepared = self._committer.prepared
-        if self._on is None and prepared.floor is not None and writes.logged is not None:
-            self.blocking = prepared.on_crowded(writes, partition.limits)
+        if self._on is None and prepared.floor is not None:
+            for partition, writes in parts:
+                if not self.blocking and writes.logged is not None:
+                    self.blocking = prepared.on_crowded(writes, partition.limits)
         return bool(self.blocking)
 
     def settle(self) -> None:
@@ -168,23 +185,24 @@ class Decided(RoundStep):
             settle_writes(partition, (write,), self._committer.prepared.ask)
 
     def is_written(self) -> bool:
-        return self._committer.is_written(self._parts[-1][1])
+        partition, writes, _ = self._parts[-1]
+        part = Commit(partition, writes, durable=self.durable)
+        part.version = self.version
+        return self._committer.is_written(part)
 
     def finish(self) -> None:
         tail = self._committer.tail
         if tail.is_open:
-            for partition, part in self._parts:
-                assert part.writes is not None
-                keys, changes = list(part.writes.keys), list(part.writes.changes)
-                tail.insert(TailEntry(part.version, partition.id, keys, changes), {})
+            for partition, writes, _ in self._parts:
+                entry = TailEntry(self.version, partition.id, list(writes.keys), list(writes.changes))
+                tail.insert(entry, {})
 
     def count(self, uncounted_through: Version) -> bool:
-        for partition, part in self._parts:
-            assert part.writes is not None
-            for tally in part.tallies:
+        for partition, writes, tallies in self._parts:
+            for tally in tallies:
                 add_tally(partition.tallies, tally)
             self._committer.counting.fold_many(partition)
-            partition.heat.add_writes(len(part.writes.keys), part.writes.size)
+            partition.heat.add_writes(len(writes.keys), writes.size)
         return True
 
 
@@ -196,10 +214,11 @@ def commit_decided(
     *,
     durable: bool,
     batch: bool = False,
+    checked: bool = False,
 ) -> Decided:
     """Run a decided commit, and settle what blocks it; the step that was taken."""
     for _ in range(SETTLES_MAX):
-        step = Decided(committer, serving, on, decide, durable=durable, batch=batch)
+        step = Decided(committer, serving, on, decide, durable=durable, batch=batch, checked=checked)
         committer.commit(step)
         if not step.blocking:
             return step

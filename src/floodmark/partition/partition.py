@@ -309,7 +309,7 @@ class LocalPartition(PreparingPartition):
             return rows
 
         return commit_decided(
-            self._committer, self._serving, None, decide, durable=durable, batch=batch
+            self._committer, self._serving, None, decide, durable=durable, batch=batch, checked=True
         ).version
 
     def delete_unchanged(self, keys: Sequence[bytes], since: Version, *, durable: bool) -> int:

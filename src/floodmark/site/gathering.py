@@ -39,12 +39,14 @@ class GatheredWrites:
         self, namespace: AnyNamespace, key: bytes | str, value: Any, *, ttl: timedelta | float | None = None
     ) -> None:
         """Write a value."""
-        policy, _, expire = namespace.encoding
-        self._add(namespace, key, policy.put(key, value, expire(ttl)))
+        encoding = namespace.encoding
+        stored = encoding.policy.put(key, value, encoding.expire(ttl))
+        self._add(namespace, encoding, key, stored)
 
     def delete(self, namespace: AnyNamespace, key: bytes | str) -> None:
         """Delete a key, whether or not it is there."""
-        self._add(namespace, key, namespace.encoding.policy.delete())
+        encoding = namespace.encoding
+        self._add(namespace, encoding, key, encoding.policy.delete())
 
     def update(
         self,
@@ -55,20 +57,22 @@ class GatheredWrites:
         ttl: timedelta | float | None = None,
     ) -> None:
         """Write some fields of a record, and leave the others as they are."""
-        policy, _, expire = namespace.encoding
-        self._add(namespace, key, policy.update(key, fields, expire(ttl)))
+        encoding = namespace.encoding
+        self._add(namespace, encoding, key, encoding.policy.update(key, fields, encoding.expire(ttl)))
 
     def delete_field(self, namespace: AnyNamespace, key: bytes | str, *names: str) -> None:
         """Delete some fields of a record."""
-        self._add(namespace, key, namespace.encoding.policy.delete_field(key, names))
+        encoding = namespace.encoding
+        self._add(namespace, encoding, key, encoding.policy.delete_field(key, names))
 
     def add(self, namespace: AnyNamespace, key: bytes | str, number: int = 1) -> None:
         """Add to a counter."""
-        self._add(namespace, key, namespace.encoding.policy.add(key, number))
+        encoding = namespace.encoding
+        self._add(namespace, encoding, key, encoding.policy.add(key, number))
 
-    def _add(self, namespace: AnyNamespace, key: bytes | str, stored: bytes) -> None:
+    def _add(self, namespace: AnyNamespace, encoding: Encoding, key: bytes | str, stored: bytes) -> None:
         self._require_open()
-        policy, qualify, _ = namespace.encoding
+        policy, qualify, _ = encoding
         qualified = qualify(key)
         plain = qualified[NAMESPACE_BYTES:]
         _, rows = self._writes.setdefault(namespace.id, (namespace, {}))

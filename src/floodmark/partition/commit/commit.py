@@ -4,19 +4,20 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, compress, repeat
 from operator import add
-from typing import Final, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
-from floodmark.codec.changelog import encode_commit, encode_log_key, encode_single
+from floodmark.codec.changelog import encode_commit, encode_log_key, encode_single, pack_log_key
 from floodmark.codec.digest import digest_change, digest_changes
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_prefixes, encode_version
 from floodmark.codec.records import Copies
 from floodmark.codec.stamps import digest_copies
+from floodmark.codec.values import HAS_EXPIRY
 from floodmark.columns.column import Column
 from floodmark.columns.packed import pack
 from floodmark.engine import Guard, WriteRow
 from floodmark.model.errors import FloodmarkError
 from floodmark.model.version import Version
-from floodmark.partition.commit.expiry_index import index_rows, may_expire
+from floodmark.partition.commit.expiry_index import index_row, index_rows, may_expire
 from floodmark.partition.commit.turn import Waiter
 from floodmark.partition.families import DATA, LOG
 from floodmark.partition.heat import Heat
@@ -185,43 +186,50 @@ class RoundStep(Commit):
         return True
 
 
-def encode_commit_rows(
-    commit: Commit, version: Version, site_id: int, log_row_bytes_max: int
-) -> Iterable[WriteRow]:
-    """Set the version and tallies of a commit; its data and change-log rows, to be iterated once."""
-    writer, writes = commit.writer, commit.writes
-    assert writer is not None
-    assert writes is not None
-    commit.version = version
+class EncodedWrites(NamedTuple):
+    """The data and change-log rows of writes, to be iterated once, and their tallies."""
+
+    rows: Iterable[WriteRow]
+    tallies: Sequence[CommitTally]
+
+
+def encode_writes(
+    writer: CommittingPartition, writes: Writes, version: Version, site_id: int, log_row_bytes_max: int
+) -> EncodedWrites:
+    """What the writes of a commit to one partition become at a version."""
     suffix = encode_version(version)
-    keys, values, changes = writes.keys, writes.values, writes.changes
+    keys, changes = writes.keys, writes.changes
+    if len(keys) == 1 and writes.own:
+        key, change = keys[0], changes[0]
+        row = DATA, writes.prefixes[0] + suffix, writes.values[0]
+        log_row = LOG, pack_log_key(writer.log_id, version, 0), encode_single(key, change)
+        expires = row[2][-1] & HAS_EXPIRY
+        rows = (row, log_row, index_row(row[1], row[2])) if expires else (row, log_row)
+        return EncodedWrites(rows, (tally_one(version, site_id, key, change),))
     if writes.loaded:
-        return chain(_data_rows(writes, suffix), _index_rows(writes, suffix))
+        return EncodedWrites(chain(_data_rows(writes, suffix), _index_rows(writes, suffix)), ())
     if writes.copies is not None:
         copies = writes.copies
-        commit.tallies = ((version, keys[0][:NAMESPACE_BYTES], len(keys), copies.digest(), False),)
         log_rows = _log_rows(writer, version, copies.encode_rows(log_row_bytes_max))
-        return chain(_data_rows(writes, suffix), log_rows)
+        tally = version, keys[0][:NAMESPACE_BYTES], len(keys), copies.digest(), False
+        return EncodedWrites(chain(_data_rows(writes, suffix), log_rows), (tally,))
+    tallies = [
+        (version, namespace, count, digest, own)
+        for namespace, count, digest, own in _digests(writes, version, site_id)
+    ]
+    is_one = len(keys) == 1
+    packed = (
+        [encode_single(keys[0], changes[0])] if is_one else encode_commit(keys, changes, log_row_bytes_max)
+    )
+    log_rows = _log_rows(writer, version, packed)
+    return EncodedWrites(chain(_data_rows(writes, suffix), log_rows, _index_rows(writes, suffix)), tallies)
+
+
+def _digests(writes: Writes, version: Version, site_id: int) -> Iterable[tuple[bytes, int, int, bool]]:
     if not writes.own:
-        commit.tallies = [
-            (version, namespace, count, digest, own)
-            for namespace, count, digest, own in digest_copies(keys, changes, site_id)
-        ]
-    elif len(keys) == 1:
-        commit.tallies = (tally_one(version, site_id, keys[0], changes[0]),)
-    else:
-        commit.tallies = [
-            (version, namespace, count, digest, True)
-            for namespace, count, digest in digest_changes(version, site_id, keys, changes)
-        ]
-    if len(keys) == 1:
-        return [
-            (DATA, writes.prefixes[0] + suffix, values[0]),
-            (LOG, encode_log_key(writer.log_id, version), encode_single(keys[0], changes[0])),
-            *_index_rows(writes, suffix),
-        ]
-    log_rows = _log_rows(writer, version, encode_commit(keys, changes, log_row_bytes_max))
-    return chain(_data_rows(writes, suffix), log_rows, _index_rows(writes, suffix))
+        return digest_copies(writes.keys, writes.changes, site_id)
+    digests = digest_changes(version, site_id, writes.keys, writes.changes)
+    return ((namespace, count, digest, True) for namespace, count, digest in digests)
 
 
 def _data_rows(writes: Writes, suffix: bytes) -> Iterator[WriteRow]:
