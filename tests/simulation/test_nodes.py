@@ -3,35 +3,38 @@
 from collections import Counter
 
 import pytest
+from tests.sizes import only
 
 from floodmark.testing.simulation.node_faults import NODE_FAULTS
 from floodmark.testing.simulation.nodes import NodesWorld, run_nodes
 
 SEEDS_MAX = 200
-DOINGS = {"round", "prepare", "split", "merge", "seal", "heartbeat"}
+DOINGS = {"round", "prepare", "batch", "split", "merge", "seal", "heartbeat"}
 # The first seeds that find faults which seed 0 does not find.
 KNOWN_SEEDS = {
-    "account-ends-early": 7,
-    "announced-above-ceiling": 11,
-    "ceiling-not-passed": 33,
-    "counted-twice": 7,
-    "guard-before-batch": 54,
-    "keeper-unguarded": 4,
-    "lease-ignored": 11,
-    "log-not-passed": 33,
-    "round-unguarded": 17,
+    "account-ends-early": 4,
+    "announced-above-ceiling": 18,
+    "ceiling-not-passed": 192,
+    "counted-twice": 3,
+    "guard-before-batch": 29,
+    "keeper-unguarded": 1,
+    "lease-ignored": 3,
+    "log-not-passed": 20,
+    "outcome-dropped": 8,
+    "refusal-not-durable": 1,
+    "round-unguarded": 4,
     "slow-node-left-out": 4,
-    "takeover-unguarded": 4,
-    "trim-unseen": 7,
+    "takeover-unguarded": 9,
+    "trim-unseen": 2,
 }
 
 
-@pytest.mark.parametrize("first", range(0, 40, 10))
+@pytest.mark.parametrize("first", only([0], range(0, 100, 10)))
 def test_nodes_that_come_and_go_break_no_promise(first: int) -> None:
     assert [found for seed in range(first, first + 10) if (found := run_nodes(seed))] == []
 
 
-@pytest.mark.parametrize("first", range(0, 40, 10))
+@pytest.mark.parametrize("first", only([0], range(0, 100, 10)))
 def test_failing_disks_and_long_interruptions_break_no_promise(first: int) -> None:
     assert [found for seed in range(first, first + 10) if (found := run_nodes(seed, harsh=True))] == []
 
@@ -49,7 +52,7 @@ def test_nodes_are_taken_over_in_the_middle_of_everything() -> None:
 
 @pytest.mark.soak
 def test_nodes_that_come_and_go_break_no_promise_in_many_histories() -> None:
-    assert [found for seed in range(2_000) if (found := run_nodes(seed))] == []
+    assert [found for seed in range(10_000) if (found := run_nodes(seed))] == []
 
 
 @pytest.mark.parametrize("fault", NODE_FAULTS)

@@ -6,9 +6,8 @@ replaced stands still.  One without a promise stands below the beginning of its 
 """
 
 import logging
-from collections.abc import Callable, Sequence, Set
-from functools import partial
-from itertools import count, groupby, islice
+from collections.abc import Callable, Sequence
+from itertools import count
 from threading import Event, Lock
 from typing import Final, TypeVar
 
@@ -19,26 +18,19 @@ from floodmark.host.parts import SiteParts
 from floodmark.host.peers import ASK_SECONDS, FATE, PASS_PEER_VERSION, SYNC_PEER, Peers
 from floodmark.host.ports import PeerVersions
 from floodmark.model.errors import FloodmarkError, NotKeeper, PartitionMoved, Unreachable
-from floodmark.model.limits import BATCH_AGE_MS_MAX
 from floodmark.model.partition import Fate, Partition
 from floodmark.model.version import VERSION_MAX, Version, physical_ms
 from floodmark.partition.families import CEILING
 from floodmark.partition.fencing import load_keeper
 from floodmark.partition.layout import read_metadata
 from floodmark.partition.membership import SharedNode
-from floodmark.partition.node import ended_batches, forget_batches
-from floodmark.routing.batches import ask_fate
+from floodmark.routing.batches import ask_fate, forget_ended
 from floodmark.wire.messages import Method
 
 # How long a node that gave no answer is not asked again.
 SILENT_MS: Final = 1_000
 # A version that is read may be ahead of the clock of a partition's owner by 250 ms; clocks differ by less.
 AHEAD_MS_MAX: Final = 100
-
-# What has become of a batch is kept for so long, since repeated prepares may come late, and clocks differ.
-FORGET_MS: Final = 2 * BATCH_AGE_MS_MAX
-# How many are forgotten at once.
-FORGET_MAX: Final = 2_000
 
 _log = logging.getLogger("floodmark.site")
 
@@ -179,26 +171,8 @@ class OtherNodes:
         return ask_fate(self._call_quickly, batch, siblings)
 
     def forget(self) -> None:
-        """Forget what has become of batches here that cannot be prepared, and that no partition has open."""
-        node = self._shared.node
-        found = list(islice(ended_batches(node, FORGET_MS), FORGET_MAX))
-        still_open = self._find_open({(key, each[0]) for each in found for key in each[2].siblings})
-        forget_batches(node, [(batch, key) for batch, key, _ in found if batch not in still_open])
-
-    def _find_open(self, parts: Set[tuple[bytes, str]]) -> set[str]:
-        """The batches that are prepared in a partition of some keys, or may be: it did not answer."""
-        still_open: set[str] = set()
-        served = self._maps.map
-        for _, group in groupby(sorted(parts), key=lambda part: served.route(part[0]).id):
-            keys, batches = zip(*group, strict=True)
-            try:
-                ended = self._call_quickly(keys[0], partial(_ended, batches, keys))
-            except FloodmarkError as error:
-                _log.debug("a partition does not tell which batches have ended: %s", error)
-                still_open.update(batches)
-            else:
-                still_open.update(batch for batch, is_over in zip(batches, ended, strict=True) if not is_over)
-        return still_open
+        """Forget what has become of old batches at this node."""
+        forget_ended(self._shared.node, self._maps, self._call_quickly)
 
     def _call_quickly(self, key: bytes, operation: Callable[[Partition], Result]) -> Result:
         """Call the partition of a key once."""
@@ -213,10 +187,6 @@ class OtherNodes:
         except Unreachable:
             self._silent_until_ms[partition.place] = now_ms + SILENT_MS
             raise
-
-
-def _ended(batches: Sequence[str], keys: Sequence[bytes], partition: Partition) -> list[bool]:
-    return partition.ended_prepared(batches, keys)
 
 
 class NodeVersions(LocalVersions):

@@ -10,14 +10,26 @@ ever; then nothing was written, and the router tries again under a fresh id.  Th
 is `tests/partition/test_batches_model.py`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import Executor
 from functools import partial
-from typing import Protocol, TypeAlias, TypeVar
+from itertools import groupby, islice
+from typing import Final, Protocol, TypeAlias, TypeVar
 
 from floodmark.model.errors import FloodmarkError, OutcomeUnknown, PartitionMoved, Retryable, TransactionEnded
-from floodmark.model.partition import Decision, Fate, Partition
+from floodmark.model.limits import BATCH_AGE_MS_MAX
+from floodmark.model.partition import Decision, Fate, Partition, PartitionMaps
 from floodmark.model.version import Version
+from floodmark.partition import Node
+from floodmark.partition.node import ended_batches, forget_batches
+
+# What has become of a batch is kept for so long, since repeated prepares may come late, and clocks differ.
+FORGET_MS: Final = 2 * BATCH_AGE_MS_MAX
+# How many are forgotten at once.
+FORGET_MAX: Final = 2_000
+
+_log = logging.getLogger("floodmark.site")
 
 Result = TypeVar("Result")
 Rows: TypeAlias = Mapping[bytes, bytes]
@@ -41,6 +53,29 @@ def ask_fate(call: CallPartition, batch: str, siblings: Sequence[bytes]) -> Fate
             return fate
         highest = max(highest, fate.version)
     return Fate(Decision.COMMIT, highest)
+
+
+def forget_ended(node: Node, maps: PartitionMaps, call: CallPartition) -> None:
+    """Forget what has become of batches at a node that cannot be prepared, and that no partition has open."""
+    found = list(islice(ended_batches(node, FORGET_MS), FORGET_MAX))
+    still_open = _find_open({(key, each[0]) for each in found for key in each[2].siblings}, maps, call)
+    forget_batches(node, [(batch, key) for batch, key, _ in found if batch not in still_open])
+
+
+def _find_open(parts: Set[tuple[bytes, str]], maps: PartitionMaps, call: CallPartition) -> set[str]:
+    """The batches that are prepared in a partition of some keys, or may be: it did not answer."""
+    still_open: set[str] = set()
+    served = maps.map
+    for _, group in groupby(sorted(parts), key=lambda part: served.route(part[0]).id):
+        keys, batches = zip(*group, strict=True)
+        try:
+            ended = call(keys[0], partial(_ended, batches, keys))
+        except FloodmarkError as error:
+            _log.debug("a partition does not tell which batches have ended: %s", error)
+            still_open.update(batches)
+        else:
+            still_open.update(batch for batch, is_over in zip(batches, ended, strict=True) if not is_over)
+    return still_open
 
 
 class BatchWriter:
@@ -128,6 +163,10 @@ def _attempt(call: Callable[[], Result]) -> Result | FloodmarkError:
 
 def _ask(batch: str, key: bytes, partition: Partition) -> Fate:
     return partition.ask_prepared(batch, key)
+
+
+def _ended(batches: Sequence[str], keys: Sequence[bytes], partition: Partition) -> list[bool]:
+    return partition.ended_prepared(batches, keys)
 
 
 def _commit(batch: str, version: Version, partition: Partition) -> bool:

@@ -7,6 +7,7 @@ from floodmark.engine import Guard, WriteRow
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import COUNTER_BITS
 from floodmark.partition.families import CATALOG, DATA, META
+from floodmark.partition.node import ended_batches, forget_batches
 from floodmark.testing.simulation.faults import PlantedFault
 
 _Original = Callable[..., Any]
@@ -59,7 +60,40 @@ def _count_from_beginning(original: _Original) -> _Original:
     return lambda engine, logs, _, *rest: original(engine, logs, 1, *rest)
 
 
+def _refuse_in_passing(original: _Original) -> _Original:
+    """Answer that a batch is refused, and store nothing."""
+
+    def refuse(self: Any) -> Any:
+        original(self)
+        return ()
+
+    return refuse
+
+
+def _forget_at_once(_: _Original) -> _Original:
+    """Forget how a batch has ended here, whether its other partitions know it or not."""
+
+    def forget(node: Any, *_: object) -> None:
+        forget_batches(
+            node, [(batch, key) for batch, key, outcome in ended_batches(node, 0) if outcome.version]
+        )
+
+    return forget
+
+
 NODE_FAULTS: Final = {
+    "refusal-not-durable": PlantedFault(
+        "a partition that is asked for a batch refuses it, and does not store that",
+        "floodmark.partition.prepared.steps:AbortPrepared",
+        "_refuse",
+        _refuse_in_passing,
+    ),
+    "outcome-dropped": PlantedFault(
+        "the outcome of a batch is dropped before all of its partitions have ended it",
+        "floodmark.testing.simulation.node_batches",
+        "forget_ended",
+        _forget_at_once,
+    ),
     "round-unguarded": PlantedFault(
         "a round is written without the fence", _FENCING, "guarded", lambda each: _unguarded(each, _is_round)
     ),

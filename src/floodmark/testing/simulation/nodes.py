@@ -9,15 +9,18 @@ have not.
 Checked as it goes: a change lies above all that was announced for its key (promise 3) and above earlier
 versions of it (2), a sealed log stays as it is (4), a feed tells exactly what was written (4), the heartbeats
 of the site count exactly that, a feed behind trimmed logs fails and skips nothing (5), a read of the newest
-state holds what was acknowledged before the call, and what was acknowledged is there in the end (1).
+state holds what was acknowledged before the call, and what was acknowledged is there in the end (1).  Of
+atomic batches, see `node_batches.py`.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
+from functools import partial
 from itertools import count
 from random import Random
 from typing import Any, Final, TypeVar
+from unittest.mock import patch
 
 import msgspec
 
@@ -36,16 +39,18 @@ from floodmark.partition.families import CATALOG, DATA, FENCE, LOG, LOGS, META
 from floodmark.partition.fencing import numbered
 from floodmark.partition.layout import LogRow, load_partitions
 from floodmark.partition.membership import BEAT_MS, SharedNode, claim
+from floodmark.partition.prepared import settling
 from floodmark.partition.prepared.writes import PREPARED
 from floodmark.partition.read.changelog import version_of
 from floodmark.testing.clock import SimulatedTime
 from floodmark.testing.simulation.faults import plant
 from floodmark.testing.simulation.history import Key, Violation
+from floodmark.testing.simulation.node_batches import CallerDied, NodeBatches
 from floodmark.testing.simulation.node_faults import NODE_FAULTS
 
 STEPS: Final = 150
 DEPTH_MAX: Final = 2
-PAUSES_MAX: Final = 50
+PAUSES_MAX: Final = 80
 HARSH_MS: Final = 15_000
 PARTITIONS_MAX: Final = 4
 KEYS: Final = tuple(b"\x00\x00\x01key-%d" % number for number in range(4))
@@ -117,7 +122,9 @@ def _is_seal(row: WriteRow) -> bool:
 class NodeHistory:
     """All that was written, announced and acknowledged."""
 
-    def __init__(self) -> None:
+    def __init__(self, note: Callable[[bytes, Version, bytes | None], None]) -> None:
+        # Told of each record that is stored or removed.
+        self._note = note
         self.versions: dict[bytes, set[Version]] = {key: set() for key in KEYS}
         self.announced: dict[bytes, Version] = dict.fromkeys(KEYS, 0)
         self.acknowledged: dict[bytes, list[Version]] = {key: [] for key in KEYS}
@@ -147,6 +154,7 @@ class NodeHistory:
     def _add_record(self, key: bytes, version: Version, value: bytes | None, prepared: bool) -> None:
         if version <= self.announced[key]:
             raise _violation("3", "was written where all was resolved", key, version)
+        self._note(key, version, value)
         if value is None:
             self.versions[key].discard(version)
             return
@@ -213,7 +221,7 @@ class Member:
         )
 
     def _enter(self, shared: SharedNode) -> None:
-        shared.node.settle_by(self._world.settle)
+        shared.node.settle_by(self._world.settle, partial(self._world.batches.settle, shared.node))
         self.lives.append(shared.node)
         engine = shared.engine
 
@@ -236,13 +244,14 @@ class NodesWorld:
         # In the middle of what nodes were taken over.
         self.taken_over = Counter[str]()
         self.time = SimulatedTime()
-        self.record = NodeHistory()
+        self.batches = NodeBatches(self, KEYS)
+        self.record = NodeHistory(self.batches.add)
         self.engine = SharedMemory(self)
         self.members = [Member(self, number + 1) for number in range(self.random.choice((1, 2, 2, 3, 3)))]
         self._pauses = self.random.choice((0.0, 0.01, 0.03, 0.1))
         self._pauses_left = PAUSES_MAX
         self.busy: list[Member] = []
-        self._numbers = count(1)
+        self.numbers = count(1)
         self._decided: dict[str, Fate] = {}
         self._prepared: dict[str, Version] = {}
         self._position: Version = 0
@@ -251,13 +260,16 @@ class NodesWorld:
         actions: dict[Callable[[Member], None], float] = {
             self._put: 10,
             self._prepare: 3,
+            self.batches.write: 4,
+            self.batches.read: 4,
+            self.batches.forget: 1,
             self._read: 8,
             self._announce: 5,
             self._follow: 4,
             self._follow_late: 2,
             self._trim: 2,
             self._heartbeat: 3,
-            self._reshape: 2,
+            self._reshape: 4,
             self._move: 3,
             self._rename: 3,
             self._give_keeper: 1,
@@ -267,6 +279,8 @@ class NodesWorld:
         self._actions = list(actions)
         self._weights = [weight * self.random.choice((0.2, 1, 1, 3)) for weight in actions.values()]
 
+    # A wait of the only thread ends no open batch.
+    @patch.object(settling, "ASK_SECONDS", 0)
     def run(self, steps: int = STEPS) -> None:
         """Live through some steps, and look at everything in the end."""
         for member in self.members:
@@ -276,8 +290,11 @@ class NodesWorld:
         self._pauses = self.fault_rate = 0.0
         for member in self.members:
             member.offset_ms = 0
+        self.batches.calm = True
         for _ in range(30):
             self.pass_time(BEAT_MS)
+        for member in self.members:
+            self._call(member, lambda member: self.batches.beat(member.lives[-1]))
         self._follow(self.members[0])
         self._judge()
 
@@ -295,13 +312,13 @@ class NodesWorld:
             longest_ms = HARSH_MS if self._harsh else self.random.choice((10, 1_000, 9_000))
             for _ in range(self.random.randint(1, 10)):
                 self.pass_time(self.random.randint(0, longest_ms // 5))
-                self._act()
+                self.act()
             if doing and _fence_of(self.engine, member) != fence:
                 self.taken_over.update([doing, "seal"] if seals else [doing])
 
     def _step(self) -> None:
         self.pass_time(self.random.choice((1, 50, 300, 1_000)))
-        self._act()
+        self.act()
 
     def pass_time(self, milliseconds: int) -> None:
         """Let time pass for all, and the nodes that are free beat and watch."""
@@ -312,7 +329,8 @@ class NodesWorld:
                 member.due_ms = self.time() + BEAT_MS + late_ms
                 self._call(member, self._tick)
 
-    def _act(self) -> None:
+    def act(self) -> None:
+        """Let a node that is free do something."""
         free = [member for member in self.members if member not in self.busy]
         if free:
             action = self.random.choices(self._actions, self._weights)[0]
@@ -322,7 +340,7 @@ class NodesWorld:
         self.busy.append(member)
         member.doing = ""
         try:
-            with suppress(FloodmarkError):
+            with suppress(FloodmarkError, CallerDied):
                 action(member)
         finally:
             self.busy.pop()
@@ -335,7 +353,7 @@ class NodesWorld:
         else:
             member.shared.tick()
 
-    def _any_life(self, member: Member, doing: str = "") -> Node:
+    def any_life(self, member: Member, doing: str = "") -> Node:
         """Usually the present incarnation, sometimes the one before it."""
         node = self.random.choice(member.lives[-2:] if self.random.random() < 0.3 else member.lives[-1:])
         member.doing = doing if node is member.lives[-1] else ""
@@ -343,14 +361,14 @@ class NodesWorld:
 
     def _put(self, member: Member) -> None:
         if member.lives:
-            key, value = self.random.choice(KEYS), encode_value(b"%d" % next(self._numbers))
-            version = self._any_life(member, "round").map.route(key).put([key], [value], durable=True)
+            key, value = self.random.choice(KEYS), encode_value(b"%d" % next(self.numbers))
+            version = self.any_life(member, "round").map.route(key).put([key], [value], durable=True)
             self.record.acknowledged[key].append(version)
 
     def _prepare(self, member: Member) -> None:
         if member.lives:
-            key, name = self.random.choice(KEYS), f"t{next(self._numbers)}"
-            partition = self._any_life(member, "prepare").map.route(key)
+            key, name = self.random.choice(KEYS), f"t{next(self.numbers)}"
+            partition = self.any_life(member, "prepare").map.route(key)
             self._prepared[name] = partition.prepare(name, [key], [encode_value(name.encode())])
             member.doing = ""
             self.pass_time(self.random.choice((0, 500, 3_000)))
@@ -366,7 +384,7 @@ class NodesWorld:
 
     def _read(self, member: Member) -> None:
         if member.lives:
-            key, node = self.random.choice(KEYS), self._any_life(member)
+            key, node = self.random.choice(KEYS), self.any_life(member)
             expected = max(self.record.acknowledged[key], default=0)
             partition = node.map.route(key)
             found = partition.find(key, node.committer.read_version())
@@ -375,7 +393,7 @@ class NodesWorld:
 
     def _announce(self, member: Member) -> None:
         if member.lives:
-            partition = self._any_life(member).map.route(self.random.choice(KEYS))
+            partition = self.any_life(member).map.route(self.random.choice(KEYS))
             self.record.announce(partition.range, partition.resolved_version())
 
     def _follow(self, member: Member) -> None:
@@ -399,7 +417,7 @@ class NodesWorld:
         if len(resolved) < len(rows):
             return
         until = max(since, min(resolved))
-        self._read_changes("4", self._any_life(member), since, until)
+        self._read_changes("4", self.any_life(member), since, until)
         self._position = max(until, self._position)
 
     def _read_changes(self, promise: str, node: Node, since: Version, until: Version) -> None:
@@ -418,7 +436,7 @@ class NodesWorld:
         if member.lives:
             since, until = self._late_position, self._position
             try:
-                self._read_changes("5", self._any_life(member), since, until)
+                self._read_changes("5", self.any_life(member), since, until)
                 self._late_position = self.random.choice((since, until))
             except VersionCollected:
                 self._late_position = until
@@ -426,15 +444,15 @@ class NodesWorld:
     def _trim(self, member: Member) -> None:
         """Trim the logs, as a keeper does, where the feed with a safe point has read them."""
         if member.lives:
-            self._any_life(member).trim_logs(self.random.choice((self._position, self._late_position)))
+            self.any_life(member).trim_logs(self.random.choice((self._position, self._late_position)))
 
     def _heartbeat(self, member: Member) -> None:
         if member.lives:
-            self._any_life(member, "heartbeat").heartbeat()
+            self.batches.beat(self.any_life(member, "heartbeat"))
 
     def _reshape(self, member: Member) -> None:
         if member.lives:
-            node = self._any_life(member, "split")
+            node = self.any_life(member, "split")
             partitions = node.map.partitions
             if len(partitions) < PARTITIONS_MAX:
                 node.reshaping.split(self.random.choice(KEYS))
@@ -445,14 +463,14 @@ class NodesWorld:
 
     def _move(self, member: Member) -> None:
         if member.lives:
-            node = self._any_life(member, "move")
+            node = self.any_life(member, "move")
             partition = node.map.route(self.random.choice(KEYS))
             node.reshaping.move(partition.id, self.random.choice(self.members).number)
 
     def _rename(self, member: Member) -> None:
         """Change the catalog, as a keeper does: by what it has in memory."""
         if member.shared is not None and member.shared.is_keeper:
-            number, engine = next(self._numbers), member.shared.engine
+            number, engine = next(self.numbers), member.shared.engine
             names = [*member.names, number]
             if engine.write([(META, NAMES, msgspec.json.encode(names))]):
                 member.names = names
@@ -470,6 +488,7 @@ class NodesWorld:
         member.offset_ms = self.random.choice((0, -200, 200, -3_000, 3_000))
 
     def _judge(self) -> None:
+        self.batches.judge(SITE)
         for key, versions in self.record.acknowledged.items():
             for version in versions:
                 if version not in self.record.versions[key]:
