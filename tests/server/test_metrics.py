@@ -427,10 +427,10 @@ def test_transactions_show_how_many_there_are_and_what_was_written_to_their_logs
 ) -> None:
     page = MetricsPage(site, server)
     assert value(page, "floodmark_transactions", state="open") == 0
-    first, _ = site.transaction(), site.transaction()
+    first, _ = (site.transaction(coordinator=0) for _ in range(2))
     first.commit()
     site.transactions.set_batching(LogKind.COORDINATOR, BatchUpdate(enabled=False))
-    site.transaction()
+    site.transaction(coordinator=0)
     log = {"log": "coordinator", "owner": "0"}
     with monkeypatch.context() as patch:
         # However many there are, they are counted and not listed.

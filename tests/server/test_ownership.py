@@ -118,7 +118,7 @@ def test_it_stays_the_owner_s_when_the_server_is_started_again(house: House) -> 
 def test_an_administrator_of_the_site_may_end_any(house: House) -> None:
     with house.served() as (site, server), connected(server, token=OWNER) as owner:
         marked = begin(owner).id
-        plain = site.transaction(timeout=HOUR).id
+        plain = site.transaction(timeout=HOUR, coordinator=0).id
         with pytest.raises(NotAllowed):
             owner.transactions.abort(plain, "it was begun where the site is")
         with connected(server, token=ADMIN) as admin:
@@ -218,7 +218,7 @@ def test_a_consumer_is_believed_only_if_its_caller_has_the_lease(tmp_path: Path)
             subscription = mine.subscribe("index", "users", holder="me", options=BY_HAND)
             row, store = site.host.subscriptions.find("index"), theirs.host.subscriptions
             past = Progress(through=site.resolved_version())
-            transaction = theirs.transaction().__enter__()
+            transaction = theirs.transaction(coordinator=0).__enter__()
             for meddle in (
                 lambda: store.acknowledge("index", row.epoch, past),
                 lambda: store.renew("index", row.epoch),

@@ -643,7 +643,7 @@ def test_writes_wait_for_a_transaction_that_holds_their_key(served: tuple[Site, 
     users.put(b"held", b"0")
     qualified = users.encoding.qualify(b"held")
     partition = site.host.router.maps.map.route(qualified)
-    transaction = site.transaction()
+    transaction = site.transaction(coordinator=0)
     transaction.put(users, b"other", b"1")
     partition.prepare(transaction.id, [qualified], [b"7\x00"])
     with raw(server) as connection, resp_client(server) as other:
