@@ -29,10 +29,11 @@ from floodmark.model.partition import Decision, Fate
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import VERSION_MAX, Version
 from floodmark.partition import FAMILIES, LocalPartition, Node, version_of
-from floodmark.partition.commit.commit import Mint
+from floodmark.partition.commit.commit import Mint, arrange
 from floodmark.partition.commit.tail import LiveTail
+from floodmark.partition.committer import commit_together
 from floodmark.partition.prepared.outcomes import read_outcomes
-from floodmark.partition.prepared.steps import AbortPrepared
+from floodmark.partition.prepared.steps import AbortPrepared, CommitPrepared, Prepare
 from floodmark.partition.prepared.writes import PREPARED, PreparedWrites
 from floodmark.site import Site, open_engine
 from floodmark.testing import Fault, FaultPlan, FaultyEngine, SimulatedCrash, SimulatedTime
@@ -153,6 +154,20 @@ def prepare(world: World, transaction: str = T) -> object:
     return world.version
 
 
+def commit_and_prepare(world: World) -> None:
+    """A writer's prepare comes again in the round that commits its batch."""
+    place, partition, first = world.node.committer.place, world.partition, [min(WRITTEN)]
+    committed = world.version + 2
+    commit = CommitPrepared(place, partition, BATCH, committed)
+    writes = arrange(list(WRITTEN), list(WRITTEN.values()))
+    again = Prepare(place, partition, BATCH, writes, first, ())
+    commit_together(world.node.committer, [commit, again])
+    if commit.error is not None:
+        assert again.error or again.version == world.version, "a batch is told to be committed, and is not"
+        raise commit.error
+    assert again.error or again.version == committed
+
+
 def refuse(world: World) -> None:
     assert world.partition.ask_prepared(BATCH, min(WRITTEN)) == Fate(Decision.ABORT)
 
@@ -165,6 +180,7 @@ ACTS = {
     "prepare batch": Act(lambda world: prepare(world, BATCH), None),
     "commit batch": Act(lambda world: world.partition.commit_prepared(BATCH, world.version), BATCH),
     "abort batch": Act(lambda world: world.partition.abort_prepared(BATCH), BATCH),
+    "commit and prepare batch": Act(commit_and_prepare, BATCH),
     "refuse batch": Act(refuse, None),
 }
 

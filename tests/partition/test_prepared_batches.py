@@ -22,9 +22,12 @@ from floodmark.model.limits import BATCH_AGE_MS_MAX, BATCH_PARTITIONS_MAX
 from floodmark.model.partition import Decision, Fate
 from floodmark.model.version import Version
 from floodmark.partition import LocalPartition, Node
+from floodmark.partition.commit.commit import arrange
+from floodmark.partition.committer import commit_together
 from floodmark.partition.node import ended_batches, forget_batches
 from floodmark.partition.prepared import settling, writes
 from floodmark.partition.prepared.outcomes import store_outcome
+from floodmark.partition.prepared.steps import AbortPrepared, CommitPrepared, Prepare
 from floodmark.routing.batches import ask_fate
 from floodmark.site import Namespace, Site
 from floodmark.testing.clock import SimulatedTime
@@ -214,6 +217,18 @@ def test_a_committed_batch_is_never_prepared_again(
     assert not batches.partition(keys[0]).abort_prepared(batch, keys[0])
     assert batches.ask(batch, keys[0]) == Fate(Decision.COMMIT, version)
     assert users.get(b"ada") == b"later"
+
+
+def test_steps_of_one_round_see_each_other(batches: Batches, keys: tuple[bytes, bytes]) -> None:
+    committer, partition, batch = batches.node.committer, batches.partition(keys[0]), batches.new()
+    version = batches.prepare(batch, keys[0], value=b"1")
+    place, again = committer.place, arrange(keys[:1], [encode_value(b"1")])
+    commit = CommitPrepared(place, partition, batch, version)
+    prepare = Prepare(place, partition, batch, again, keys[:1], ())
+    ask = AbortPrepared(place, partition, batch, keys[0], asks=True)
+    commit_together(committer, [commit, prepare, ask])
+    assert [commit.version, prepare.version] == [version, version]
+    assert ask.fate == Fate(Decision.COMMIT, version)
 
 
 @pytest.mark.parametrize("age_ms", [BATCH_AGE_MS_MAX + 1, -BATCH_AGE_MS_MAX - 1])

@@ -93,18 +93,7 @@ class Prepare(RoundStep):
 
     def take(self, mint: Mint) -> Sequence[WriteRow]:
         place, writes, transaction = self._place, self._prepared, self._transaction
-        standing = place.prepared.find(transaction, self._partition.range)
-        if standing is not None:
-            if self._siblings and standing.keys[0] != writes.keys[0]:
-                # Partitions of the batch were merged after it was begun.
-                raise refused(transaction)
-            self._require_same(standing)
-            self._write, self.version = standing, standing.version
-            return ()
-        if self._siblings and (outcome := load_outcome(place.engine, transaction, writes.keys[0])):
-            if outcome.decision is not Decision.COMMIT:
-                raise refused(transaction)
-            self.version = outcome.version
+        if self._is_known():
             return ()
         self._require_wanted()
         others = place.prepared.on(writes.keys)
@@ -139,6 +128,27 @@ class Prepare(RoundStep):
         place.prepared.add(write)
         self._write, self.version = write, version
         return rows
+
+    def _is_known(self) -> bool:
+        """Whether it is prepared or committed already, at its version.  Raises if a batch is refused."""
+        standing = self._place.prepared.find(self._transaction, self._partition.range)
+        if self._siblings:
+            outcome = self._load_outcome()
+            if outcome is not None and outcome.decision is Decision.COMMIT:
+                self.version = outcome.version
+                return True
+            # Without a row of this part, another part stands there: partitions of the batch were merged.
+            is_prepared = outcome is not None and outcome.decision is Decision.UNDECIDED
+            if (standing is not None) != is_prepared or (outcome is not None and not is_prepared):
+                raise refused(self._transaction)
+        if standing is None:
+            return False
+        self._require_same(standing)
+        self._write, self.version = standing, standing.version
+        return True
+
+    def _load_outcome(self) -> BatchOutcome | None:
+        return load_outcome(self._place.engine, self._transaction, self._prepared.keys[0])
 
     def _is_crowding(self, version: Version, others: Sequence[OpenWrite]) -> bool:
         """Whether other writes could not be committed below this one: then they are blocking.
@@ -178,8 +188,11 @@ class Prepare(RoundStep):
             )
 
     def is_written(self) -> bool:
-        # Of a batch that was committed before, nothing is written.
-        return self._write is None or is_stored(self._place.engine, self._write)
+        if self._write is not None:
+            return is_stored(self._place.engine, self._write)
+        # A batch that was committed before, perhaps in the round that failed.
+        outcome = self._load_outcome()
+        return outcome is not None and outcome.decision is Decision.COMMIT
 
 
 class CommitPrepared(RoundStep):
