@@ -121,7 +121,7 @@ def test_transaction_runs_at_the_node_of_its_keys(cluster: NodeCluster, number: 
 
 def test_write_over_nodes_is_refused_and_writes_nothing(client: Any) -> None:
     with pytest.raises(redis.ResponseError, match="several nodes"):
-        client.mset(dict.fromkeys(KEYS.values(), "1"))
+        client.msetnx(dict.fromkeys(KEYS.values(), "1"))
     with pytest.raises(redis.ResponseError, match="several nodes"), client.pipeline() as pipe:
         pipe.set(KEYS[1], "1").set(KEYS[3], "1").execute()
     with client.pipeline() as pipe:
@@ -131,6 +131,17 @@ def test_write_over_nodes_is_refused_and_writes_nothing(client: Any) -> None:
         with pytest.raises(redis.ResponseError, match="several nodes"):
             pipe.execute()
     assert client.exists(*KEYS.values()) == 0
+
+
+def test_mset_over_nodes_is_one_atomic_batch(cluster: NodeCluster, client: Any) -> None:
+    assert client.mset(dict.fromkeys(KEYS.values(), "1")) is True
+    assert client.mget(*KEYS.values()) == [b"1"] * len(KEYS)
+    version = client.execute_command("FM.VERSION")
+    cluster.tick()
+    changes = cluster.sites[2].changes("users", since=version - 1)
+    assert {(change.key, change.batch) for change in changes} == {
+        (key.encode(), version) for key in KEYS.values()
+    }
 
 
 @pytest.mark.usefixtures("client")

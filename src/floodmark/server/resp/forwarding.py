@@ -1,7 +1,8 @@
 """Writes to keys of another node: the command runs at the node that owns them, inside a round there.
 
 The node of the client sends the command with the rights of its caller, and passes the reply on.  What runs in
-one round runs at one node: a command or a transaction whose keys belong to several nodes is refused.
+one round runs at one node: a command or a transaction whose keys belong to several nodes is refused.  Only
+MSET, which depends on no key, is then an atomic batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,8 +67,17 @@ class Forwarding:
         """Ask the owner of the keys, if there is one."""
         owners = self._owners(commands.on)
         if len(owners) > 1:
-            raise CommandError(CROSSING)
+            return self._write_batch(commands)
         return self._host.peer(owners.pop()).run_commands(commands)
+
+    def _write_batch(self, commands: PeerCommands) -> PeerReply:
+        """Run a command that depends on no key over several nodes: its writes are an atomic batch."""
+        if commands.watched is not None or commands.requests[0][0].upper() != b"MSET":
+            raise CommandError(CROSSING)
+        visit = _Visit(self._site, commands)
+        rows = visit.decide()
+        version = self._host.router.write_batch(rows, durable=commands.durable) if rows else 0
+        return PeerReply(reply=encode_reply(visit.reply, commands.protocol), version=version)
 
     def run(self, commands: PeerCommands) -> PeerReply:
         """Run commands here; PartitionMoved if this node does not own all of their keys."""
