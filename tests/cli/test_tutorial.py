@@ -14,7 +14,9 @@ import pytest
 from tests.cli.support import FLOODMARK, PROCESS_SECONDS_MAX, ROOT
 from tests.sizes import only
 
-PAGES = [ROOT / "docs" / f"{name}.md" for name in ("tutorial", "merging", "transactions", "upgrade")]
+PAGES = [
+    ROOT / "docs" / f"{name}.md" for name in ("tutorial", "merging", "transactions", "atomic", "upgrade")
+]
 MARKER = "=== end of a command ==="
 
 
@@ -88,7 +90,7 @@ def check_block(block: Block, following: Block | None, directory: Path, names: d
         assert block.language == "text", f"{where}: a block must be console, python or text"
 
 
-@pytest.mark.parametrize("page", only(PAGES[2:3], PAGES), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", only(PAGES[2:4], PAGES), ids=lambda page: page.name)
 def test_every_block_of_a_page_prints_what_it_says(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
