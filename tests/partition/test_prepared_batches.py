@@ -1,6 +1,7 @@
 """Atomic batches that are prepared at their partitions: several on a key, refusals and outcomes."""
 
 from collections.abc import Sequence
+from threading import Event
 
 import pytest
 from tests.site.support import HookedEngine, node_of, open_memory
@@ -203,6 +204,27 @@ def test_a_reader_commits_a_batch_that_is_prepared_everywhere(
     assert users.get(b"ada") is None
     assert batches.ask(batch, keys[1]) == Fate(Decision.COMMIT, version)
     assert users.compare_and_set(b"ada", b"1", b"2")
+
+
+def test_a_reader_leaves_a_writer_time_to_commit_before_it_asks(
+    batches: Batches, users: Namespace, keys: tuple[bytes, bytes]
+) -> None:
+    batch, asked = batches.new(), []
+    version = batches.prepare(batch, keys[0])
+
+    class CommittedMeanwhile(Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            return batches.commit(batch, keys[0], version)
+
+    def ask(batch: str, _: Sequence[bytes]) -> Fate:
+        asked.append(batch)
+        return REFUSED
+
+    (write,) = batches.node.committer.prepared.all()
+    write.ended = CommittedMeanwhile()
+    batches.node.settle_by(lambda _: REFUSED, ask)
+    assert users.get(b"ada", at=version) == b"1"
+    assert not asked
 
 
 def test_a_committed_batch_is_never_prepared_again(

@@ -237,7 +237,7 @@ class World:
             self.unsynced = []
 
     def decide(self, transaction: str) -> Fate:
-        """The settler: a transaction is decided at the latest when somebody asks."""
+        """The settler: a transaction is decided at the latest when its fate is asked for."""
         if transaction not in self.fates:
             highest = max(version for version, _ in self.open[transaction])
             later = self.node.committer.now()
