@@ -11,6 +11,7 @@ BROKEN = (AttributeError, NameError, TypeError)
 # The first seeds that find faults which seed 0 does not find.
 KNOWN_SEEDS = {
     "commit-split": 1,
+    "copy-split": 1,
     "fence-left-out": 26,
     "merged-batch-forgotten": 3,
     "one-beat-for-another": 4,

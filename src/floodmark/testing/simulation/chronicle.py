@@ -83,7 +83,7 @@ class Chronicle:
         self._judged = 0
         self._lost: tuple[int, int] | None = None
         self._stamps: dict[Key, bytes] = {}
-        self._copies: dict[tuple[bytes, int | None], Version] = {}
+        self._copies: dict[tuple[bytes, str], Version] = {}
         self._records: dict[Key, bytes] = {}
         self.totals: dict[Key, int] = {}
         """What was added at this site to each counter, all in all."""
@@ -173,9 +173,9 @@ class Chronicle:
                 self._check_copy(seen, origin)
 
     def _check_copy(self, seen: SeenChange, origin: bytes) -> None:
-        """A commit of another site is one in each partition here, and an atomic batch in all of them."""
-        partition = None if seen.stored[-1] & IN_BATCH else seen.partition
-        if self._copies.setdefault((origin, partition), seen.version) != seen.version:
+        """What another site committed to a namespace is one commit here, as is an atomic batch to several."""
+        namespace = "" if seen.stored[-1] & IN_BATCH else seen.key.namespace
+        if self._copies.setdefault((origin, namespace), seen.version) != seen.version:
             raise Violation(
                 "8",
                 self.site,

@@ -108,6 +108,13 @@ def _row_by_row(_: Callable[..., Any]) -> Callable[..., Any]:
     return cut_repeats
 
 
+def _partition_by_partition(original: Callable[..., Any]) -> Callable[..., Any]:
+    def apply(router: Any, rows: Any, **options: Any) -> int:
+        return max((original(router, group, **options) for _, group in router._groups(rows)), default=0)
+
+    return apply
+
+
 def _without_first_row(original: Callable[..., Any]) -> Callable[..., Any]:
     return _every(7, original, lambda *arguments: original(*arguments).slice(1))
 
@@ -322,6 +329,12 @@ FAULTS: Final[Mapping[str, PlantedFault]] = {
         "floodmark.partition.deciding",
         "mark_batch",
         lambda _: lambda stored: stored,
+    ),
+    "copy-split": PlantedFault(
+        "a commit of another site is applied partition by partition",
+        "floodmark.routing.router:Router",
+        "apply",
+        _partition_by_partition,
     ),
     "fence-left-out": PlantedFault(
         "what a site wrote in a life that was lost is still taken in from its old links",
