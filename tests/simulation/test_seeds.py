@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
+from unittest.mock import patch
 
 import pytest
 from tests.sizes import only
 
+from floodmark.partition.commit.batches import BatchCache
 from floodmark.testing.simulation import World, first_failure
 from floodmark.testing.simulation.world import STEPS
 
@@ -25,6 +27,11 @@ def assert_promises_hold(seeds: range, steps: int) -> None:
 @pytest.mark.parametrize("first", only([0], range(0, SEEDS, GROUP)))
 def test_every_promise_holds_in_ten_worlds(first: int) -> None:
     assert_promises_hold(range(first, first + GROUP), SHORT_STEPS)
+
+
+def test_siblings_that_are_forgotten_at_once_cost_rounds_and_tear_nothing() -> None:
+    with patch.object(BatchCache, "remember", lambda *_: None):
+        assert_promises_hold(range(3), SHORT_STEPS)
 
 
 @pytest.mark.soak
@@ -84,5 +91,6 @@ def test_what_can_go_wrong_does_go_wrong() -> None:
         "whole looks",
         "second looks",
         "keys in lag",
+        "atomic reads",
     ):
         assert census[what] > 0, f"in {len(worlds)} worlds there was no {what}: {census}"

@@ -36,8 +36,7 @@ def read_batches(
     require_kept: Callable[[bytes, Version], None],
 ) -> AtomicAnswer:
     """See `Partition.read_batches`."""
-    # Commits that wait only for the disk can be read.
-    resolved = committer.floors.below(clock.latest, durable=False)
+    resolved = _resolve(committer, clock, keys)
     partitions = serving()
     for key in keys:
         partition = route(partitions, key)
@@ -61,6 +60,14 @@ def read_batches(
     known = 0 if among or len(records) < len(keys) else resolved
     siblings = _find_siblings(committer.place.batches, records, known, (*keys, *among))
     return AtomicAnswer(resolved, records, siblings)
+
+
+def _resolve(committer: Committer, clock: HybridClock, keys: Sequence[bytes]) -> Version:
+    """Nothing at or below it is still to be written to some keys; unsynced commits are written."""
+    version = clock.latest
+    # In this order: a round enters its prepared writes before it removes its own floor.
+    floors = [committer.floors.round, *(write.version - 1 for write in committer.prepared.on(keys))]
+    return min([version, *(floor for floor in floors if floor is not None)])
 
 
 def _find_rows(committer: Committer, keys: Sequence[bytes], at: Version | None) -> list[Row | None]:

@@ -21,8 +21,8 @@ class Floors:
         self.unsynced: Version | None = None
         self._prepared = prepared
 
-    def below(self, version: Version, keys: KeyRange | None = None, *, durable: bool = True) -> Version:
-        """The version, or the lowest floor if that is lower.  Unless `durable`, unsynced commits have none.
+    def below(self, version: Version, keys: KeyRange | None = None) -> Version:
+        """The version, or the lowest floor if that is lower.
 
         Prepared writes hold only the keys back that they write; `keys` limits the answer to a range.  The
         version must have been minted before the call: a round that is missed here mints above it.
@@ -31,7 +31,7 @@ class Floors:
         prepared = self._prepared
         for floor in (
             self.round,
-            self.unsynced if durable else None,
+            self.unsynced,
             prepared.floor if keys is None else prepared.floor_of(keys),
         ):
             if floor is not None and floor < version:
