@@ -88,6 +88,14 @@ class CalledMaps:
     def refresh(self) -> None:
         self._node.refresh()
 
+    def call(self, key: bytes, operation: Callable[[Partition], Result]) -> Result:
+        """Call the partition of a key once."""
+        try:
+            return operation(self.map.route(key))
+        except PartitionMoved:
+            self.refresh()
+            raise
+
 
 class FewMoves:
     """Tries a call a few times."""
@@ -156,7 +164,7 @@ class NodeBatches:
         """The settler of a node: it asks the partitions of a batch, and waits for none."""
         maps = CalledMaps(self, node)
         try:
-            return ask_fate(lambda key, operation: operation(maps.map.route(key)), batch, siblings)
+            return ask_fate(maps.call, batch, siblings)
         except FloodmarkError:
             if not self.leaves_open:
                 raise
@@ -210,7 +218,7 @@ class NodeBatches:
         if member.lives:
             node = self.world.any_life(member)
             maps = CalledMaps(self, node)
-            forget_ended(node, maps, lambda key, operation: operation(maps.map.route(key)))
+            forget_ended(node, maps, maps.call)
 
     # What was observed
 

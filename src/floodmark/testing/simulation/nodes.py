@@ -293,7 +293,8 @@ class NodesWorld:
         self.batches.calm = True
         for _ in range(30):
             self.pass_time(BEAT_MS)
-        for member in self.members:
+        # The second time by a new map.
+        for member in (*self.members, *self.members):
             self._call(member, lambda member: self.batches.beat(member.lives[-1]))
         self._follow(self.members[0])
         self._judge()
