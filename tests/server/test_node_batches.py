@@ -17,6 +17,7 @@ from floodmark.partition.node import ended_batches
 from floodmark.routing.batches import FORGET_MS, BatchWriter
 from floodmark.server import ServerOptions
 from floodmark.site import Site
+from floodmark.testing.simulation.atomic_readers import forget_siblings
 
 # One of each node.
 KEYS = (b"ada", b"max", b"zoe")
@@ -150,6 +151,22 @@ def test_a_snapshot_settles_what_it_meets(cluster: NodeCluster, steps: int) -> N
     users = cluster.sites[3].namespace("users")
     found = set(dict(users.scan()).values())
     assert found == ({b"after"} if steps >= len(KEYS) else {b"before"})
+
+
+@pytest.mark.parametrize("steps", range(STEPS))
+@pytest.mark.parametrize("forgets", [False, True])
+def test_an_atomic_read_sees_all_of_a_batch_whose_writer_has_died_or_nothing(
+    cluster: NodeCluster, steps: int, forgets: bool
+) -> None:
+    write(cluster.sites[1], b"before")
+    die_after(cluster, steps, b"after")
+    if forgets:
+        for number in cluster.sites:
+            forget_siblings(cluster.host(number).current.node)
+    with cluster.connect(2) as client:
+        found = client.read_atomic([(client.namespace("users"), key) for key in KEYS])
+    # What is prepared and applied nowhere need not be seen.
+    assert found == [b"after" if steps > len(KEYS) else b"before"] * len(KEYS)
 
 
 @pytest.mark.parametrize("steps", range(1, STEPS))

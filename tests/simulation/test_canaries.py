@@ -19,7 +19,7 @@ KNOWN_SEEDS = {
     "removed-unshared": 5,
     "sealed-forgotten": 1,
     "second-round-newest": 4,
-    "stale-step": 42,
+    "stale-step": 10,
     "tail-leaks": 1,
     "unknown-batch-harmless": 1,
 }
