@@ -24,7 +24,7 @@ PACKAGE = ROOT / "src" / "floodmark"
 FUNCTION_LINES_MAX = 70
 CLASS_METHODS_MAX = 25
 # `Site` is the public face, most of whose methods hand on to a port: it must not grow.
-CLASS_METHODS_KNOWN = {"Site": 30}
+CLASS_METHODS_KNOWN = {"Site": 27}
 
 ROOMS_WITH_TIME_AND_CHANCE = {"clock", "testing"}
 

@@ -5,10 +5,11 @@ simulated.  Checked in the end: a batch is at all its keys at one version, or at
 that was acknowledged is there (1); and no atomic read saw a part of one (6).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from random import Random
+from typing import Any, Final, Protocol, TypeVar
 
 from floodmark.codec.values import decode_value, encode_value
 from floodmark.model.errors import FloodmarkError, OutcomeUnknown, PartitionMoved, Unreachable
@@ -20,10 +21,8 @@ from floodmark.routing import BatchWriter, Router
 from floodmark.routing.atomic import read_atomic
 from floodmark.routing.batches import ask_fate, forget_ended
 from floodmark.testing.atomicity import find_fracture, locate
+from floodmark.testing.clock import SimulatedTime
 from floodmark.testing.simulation.history import Violation
-
-if TYPE_CHECKING:
-    from floodmark.testing.simulation.nodes import Member, NodesWorld
 
 DEATHS: Final = 0.03
 LOSSES: Final = 0.03
@@ -33,6 +32,34 @@ ATTEMPTS_MAX: Final = 3
 Result = TypeVar("Result")
 
 
+class BatchMember(Protocol):
+    """A node of the simulation, as far as batches need it."""
+
+    number: int
+    offset_ms: int
+    lives: list[Node]
+
+
+class BatchWorld(Protocol):
+    """The simulation of nodes, as far as batches need it."""
+
+    random: Random
+    time: SimulatedTime
+    engine: Any
+    record: Any
+    numbers: Iterator[int]
+    busy: list[Any]
+
+    @property
+    def members(self) -> Sequence[BatchMember]: ...
+
+    def pass_time(self, milliseconds: int) -> None: ...
+
+    def act(self) -> None: ...
+
+    def any_life(self, member: Any, doing: str = "") -> Node: ...
+
+
 class CallerDied(Exception):
     """A caller goes on no more.  It is none of our errors, so that no code of the caller goes on."""
 
@@ -40,7 +67,7 @@ class CallerDied(Exception):
 class CalledPartition:
     """A partition as another node calls it: the call or its answer may get lost, and the caller may die."""
 
-    def __init__(self, batches: "NodeBatches", owner: "Member", partition: Partition) -> None:
+    def __init__(self, batches: "NodeBatches", owner: BatchMember, partition: Partition) -> None:
         self.id, self.range, self.limits = partition.id, partition.range, partition.limits
         self.place = f"node {owner.number}"
         self._batches = batches
@@ -122,7 +149,7 @@ class FewMoves:
 class NodeBatches:
     """The batches of a world, and the atomic reads of it."""
 
-    def __init__(self, world: "NodesWorld", keys: Sequence[bytes]) -> None:
+    def __init__(self, world: BatchWorld, keys: Sequence[bytes]) -> None:
         self.world = world
         self._keys = keys
         # Whether callers die and calls get lost.
@@ -136,7 +163,7 @@ class NodeBatches:
         # What each key held at which versions.
         self._history: dict[bytes, dict[Version, bytes]] = {}
 
-    def reach(self, owner: "Member", work: Callable[[Node], Result]) -> Result:
+    def reach(self, owner: BatchMember, work: Callable[[Node], Result]) -> Result:
         """Call a node; what it does takes time, in which others go on."""
         world, chance = self.world, self.world.random.random
         if not self.calm and chance() < DEATHS:
@@ -181,7 +208,7 @@ class NodeBatches:
     def _some_keys(self) -> list[bytes]:
         return sorted(self.world.random.sample(self._keys, self.world.random.randint(2, len(self._keys))))
 
-    def write(self, member: "Member") -> None:
+    def write(self, member: BatchMember) -> None:
         """Write a batch from a node."""
         if not member.lives:
             return
@@ -195,11 +222,11 @@ class NodeBatches:
         for key in keys:
             self.world.record.acknowledged[key].append(version)
 
-    def _mint(self, member: "Member") -> str:
+    def _mint(self, member: BatchMember) -> str:
         """An id of the form of `mint_batch`, by the seed."""
         return f"b-{self.world.time() + member.offset_ms:011x}-{next(self._ids):016x}"
 
-    def read(self, member: "Member") -> None:
+    def read(self, member: BatchMember) -> None:
         """Read keys atomically from a node."""
         if not member.lives:
             return
@@ -213,7 +240,7 @@ class NodeBatches:
 
         self._reads.append(read_atomic(router, keys, snapshot))
 
-    def forget(self, member: "Member") -> None:
+    def forget(self, member: BatchMember) -> None:
         """Forget what has become of old batches at a node."""
         if member.lives:
             node = self.world.any_life(member)
