@@ -99,10 +99,12 @@ class Applier:
 
     def _add_changes(self, rows: pyarrow.RecordBatch) -> None:
         places, versions, records = rows.column(0).to_numpy(), rows.column(1).to_numpy(), rows.column(4)
-        for place in numpy.unique(places).tolist():
+        named = numpy.unique(places).tolist()
+        for place in named:
             own = _only(rows, places == place)
             self._parts[place].count(own.column(1).to_numpy(), own.column(3), own.column(4))
-        keys = qualify_keys(self._names.take(rows.column(0)), rows.column(3))
+        one = self._parts[named[0]].step.target_id
+        keys = qualify_keys(one if len(named) == 1 else self._names.take(rows.column(0)), rows.column(3))
         self._batches.add(CommitBatch(versions, keys, records, places))
 
     def finish(self) -> Applied:
