@@ -13,15 +13,17 @@ KNOWN_SEEDS = {
     "commit-split": 1,
     "copy-split": 1,
     "fence-left-out": 26,
-    "merged-batch-forgotten": 3,
+    "merged-batch-forgotten": 2,
     "one-beat-for-another": 4,
     "put-many-split": 1,
     "removed-unshared": 5,
     "sealed-forgotten": 1,
-    "second-round-newest": 4,
+    "second-round-newest": 6,
     "stale-step": 10,
     "tail-leaks": 1,
-    "unknown-batch-harmless": 1,
+    "uncounted-start": 2,
+    "unknown-batch-harmless": 3,
+    "watermark-early": 4,
 }
 
 

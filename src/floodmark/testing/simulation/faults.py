@@ -56,6 +56,10 @@ def _always(result: object) -> Callable[[Callable[..., Any]], Callable[..., Any]
     return lambda _: lambda *_, **__: result
 
 
+def _above_open_floor_only(_: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda floors, version, *_: version if floors.round is None else min(version, floors.round)
+
+
 def _asynchronous(original: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *arguments, **_: original(*arguments, durable=False)
 
@@ -202,7 +206,7 @@ FAULTS: Final[Mapping[str, PlantedFault]] = {
         "an asynchronous commit is published before it is durable",
         "floodmark.partition.floors:Floors",
         "below",
-        _asynchronous,
+        _above_open_floor_only,
     ),
     "sync-forgotten": PlantedFault(
         "a write returns before it is durable",
