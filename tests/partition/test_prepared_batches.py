@@ -1,6 +1,7 @@
 """Atomic batches that are prepared at their partitions: several on a key, refusals and outcomes."""
 
 from collections.abc import Sequence
+from datetime import timedelta
 from threading import Event
 
 import pytest
@@ -163,6 +164,24 @@ def test_a_copy_that_loses_from_below_leaves_no_trace(
         assert batches.commit(batch, key, version)
     assert users.get_many([b"ada", b"zoe"]) == [b"copy", b"newer"]
     assert [(change.key, change.batch) for change in changes_of(site)] == [(b"zoe", None), (b"ada", version)]
+
+
+def test_garbage_collection_keeps_the_tombstone_that_a_prepared_copy_must_lose_to(
+    site: Site, time: SimulatedTime, batches: Batches, users: Namespace, keys: tuple[bytes, bytes]
+) -> None:
+    site.update_namespace("users", retention=timedelta(0))
+    partition, batch = batches.partition(keys[0]), batches.new()
+    copy = encode_value(b"copy", origin=Stamp(batches.node.committer.now(), 3))
+    users.delete(b"ada")
+    users.delete(b"bob")
+    version = partition.prepare(batch, [keys[0]], [copy], [keys[0]])
+    time.advance(1_000)
+    # The prepared write holds the safe point below itself, and the tombstones lie below that.
+    assert site.collect_garbage().keys_removed == 1
+    batches.commit(batch, keys[0], version)
+    assert users.get(b"ada") is None
+    time.advance(1_000)
+    assert site.collect_garbage().keys_removed == 1
 
 
 def test_a_batch_holds_copies_or_new_values_and_a_transaction_no_copies(

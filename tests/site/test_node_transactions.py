@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from tests.cluster import KEY, LATER, SiteCluster, serving
 
-from floodmark.codec.values import encode_value
+from floodmark.codec.values import encode_value, mark_batch
 from floodmark.engine import Guard, MemoryEngine
 from floodmark.host.embedded import EmbeddedHost
 from floodmark.host.transaction_port import NamespaceWrites
@@ -271,6 +271,37 @@ def test_version_of_a_commit_lies_above_its_reads_though_clocks_differ(apart: Si
     assert transaction.commit() > transaction._reads.version
     with site.transaction() as transaction:
         assert transaction.get(users, b"zoe") == b"11"
+
+
+@pytest.mark.parametrize("writes_before", [0, 1])
+def test_batch_of_a_link_that_moves_on_while_it_is_prepared_is_refused(
+    apart: SiteCluster, monkeypatch: pytest.MonkeyPatch, writes_before: int
+) -> None:
+    stamp = Stamp(apart.cluster.nodes[0].clock.now(), 9)
+    value = mark_batch(encode_value(b"copied", origin=stamp))
+    write, left = MemoryEngine.write, [None] * writes_before
+
+    def advance_first(self: MemoryEngine, rows: object, guards: tuple[Guard, ...] = ()) -> bool:
+        if left:
+            left.pop()
+        else:
+            monkeypatch.undo()
+            # The keeper's turn may be held by this very round.
+            apart.hosts[0].links._store({(1, 9): LinkRow(through=5)})
+        return write(self, rows, guards)  # type: ignore[arg-type]
+
+    def copy_both(position: int) -> int:
+        guard = LinkGuard(9, {1: position})
+        return apart.hosts[0].router.apply({KEY: value, LATER: value}, durable=True, link=guard)
+
+    monkeypatch.setattr(MemoryEngine, "write", advance_first)
+    with pytest.raises(StaleLink):
+        copy_both(0)
+    users = apart.sites[0].namespace("users")
+    assert users.get_many([b"ada", b"zoe"]) == [b"10", b"10"]
+    assert open_writes(apart) == []
+    version = copy_both(5)
+    assert users.get_many([b"ada", b"zoe"], at=version) == [b"copied", b"copied"]
 
 
 def test_writes_alone_need_no_coordinator(apart: SiteCluster) -> None:

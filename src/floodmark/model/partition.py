@@ -203,6 +203,7 @@ class Partition(Protocol):
         values: Sequence[bytes],
         siblings: Sequence[bytes] = (),
         members: Sequence[bytes] = (),
+        link: "LinkGuard | None" = None,
     ) -> Version:
         """Store an invisible write of a transaction or a batch under distinct qualified keys; its version p.
 
@@ -210,8 +211,9 @@ class Partition(Protocol):
 
         An atomic batch (`model/batch.py`) conflicts with no other write, and its values may all carry their
         origins.  `siblings` names its partitions, each by the first key that the batch writes there, this one
-        included.  `members` may name all its keys, which serves atomic reads.  Of a batch that is committed
-        here already the commit version is returned.  Raises TransactionEnded if the batch is refused here or
+        included.  `members` may name all its keys, which serves atomic reads.  With `link`, copies are
+        refused if the link has moved on by the time of the prepare.  Of a batch that is committed here
+        already the commit version is returned.  Raises TransactionEnded if the batch is refused here or
         its id is too old.
         """
 

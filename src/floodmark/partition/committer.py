@@ -386,6 +386,7 @@ class Committer:
                     if (taken := commit.take(mint)) and commit.guards:
                         if not self._engine.write(taken, commit.guards):
                             commit.version, commit.error = 0, late()
+                            commit.undo()
                             continue
                     elif taken:
                         rows.add(

@@ -7,7 +7,7 @@ from typing import Final
 
 from floodmark.codec.stamps import find_origins, stamp_version
 from floodmark.engine import Engine
-from floodmark.model.partition import CommitLimits, Fate, PreparedWrite
+from floodmark.model.partition import CommitLimits, Fate, LinkGuard, PreparedWrite
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 from floodmark.partition.commit.commit import CommitTally, Writes, arrange
@@ -48,19 +48,20 @@ class PreparingPartition:
         values: Sequence[bytes],
         siblings: Sequence[bytes] = (),
         members: Sequence[bytes] = (),
+        link: LinkGuard | None = None,
     ) -> Version:
         writes = self._enter_prepared(keys, values, is_copied=bool(siblings) and has_origins(values))
         require_preparable(self, transaction, writes, siblings, members)
         lines = self._prepared.lines
         # Transactions in line may wait for what this one has prepared; a batch waits for none.
         if siblings or lines.is_free(writes.keys) or self._prepared.find(transaction, self.range) is not None:
-            step = self._try_prepare(transaction, writes, siblings, members)
+            step = self._try_prepare(transaction, writes, siblings, members, link)
             if not step.blocking:
                 return step.version
         wait_seconds = wait_seconds_max(PREPARE_ASKS_MAX)
         with nullcontext() if siblings else lines.standing(writes.keys, seconds_max=wait_seconds):
             for _ in range(SETTLES_MAX):
-                step = self._try_prepare(transaction, writes, siblings, members)
+                step = self._try_prepare(transaction, writes, siblings, members, link)
                 if not step.blocking:
                     return step.version
                 # Not for long: two transactions that wait for each other would wait until their deadline.
@@ -75,10 +76,15 @@ class PreparingPartition:
         return writes
 
     def _try_prepare(
-        self, transaction: str, writes: Writes, siblings: Sequence[bytes], members: Sequence[bytes]
+        self,
+        transaction: str,
+        writes: Writes,
+        siblings: Sequence[bytes],
+        members: Sequence[bytes],
+        link: LinkGuard | None,
     ) -> Prepare:
         """Prepare a write unless others conflict with it; the step."""
-        step = Prepare(self._committer.place, self, transaction, writes, siblings, members)
+        step = Prepare(self._committer.place, self, transaction, writes, siblings, members, link)
         self._committer.commit(step)
         return step
 

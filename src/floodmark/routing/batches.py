@@ -17,9 +17,16 @@ from functools import partial
 from itertools import groupby, islice
 from typing import Final, Protocol, TypeAlias, TypeVar
 
-from floodmark.model.errors import FloodmarkError, OutcomeUnknown, PartitionMoved, Retryable, TransactionEnded
+from floodmark.model.errors import (
+    FloodmarkError,
+    OutcomeUnknown,
+    PartitionMoved,
+    Retryable,
+    StaleLink,
+    TransactionEnded,
+)
 from floodmark.model.limits import BATCH_AGE_MS_MAX
-from floodmark.model.partition import Decision, Fate, Partition, PartitionMaps
+from floodmark.model.partition import Decision, Fate, LinkGuard, Partition, PartitionMaps
 from floodmark.model.version import Version
 from floodmark.partition import Node
 from floodmark.partition.node import ended_batches, forget_batches
@@ -88,8 +95,13 @@ class BatchWriter:
         self._mint = mint
         self._executor = executor
 
-    def write(self, call: CallPartition, groups: Sequence[tuple[Partition, Rows]]) -> Version:
-        """Write the rows of several partitions as one batch; its version.
+    def write(
+        self,
+        call: CallPartition,
+        groups: Sequence[tuple[Partition, Rows]],
+        link: LinkGuard | None = None,
+    ) -> Version:
+        """Write the rows of several partitions as one batch; its version.  Copies may have a `link`'s guard.
 
         Raises PartitionMoved, if another attempt may succeed, or Terminal: then nothing was written.  Raises
         OutcomeUnknown if a partition gives no answer in time.
@@ -97,7 +109,7 @@ class BatchWriter:
         batch, siblings = self._mint(), [min(rows) for _, rows in groups]
         members = [key for _, rows in groups for key in rows]
         prepares = [
-            partial(partition.prepare, batch, list(rows), list(rows.values()), siblings, members)
+            partial(partition.prepare, batch, list(rows), list(rows.values()), siblings, members, link)
             for partition, rows in groups
         ]
         answers = self._each(prepares)
@@ -145,6 +157,9 @@ def _version_after(
 
 def _nothing_written(failures: Sequence[FloodmarkError]) -> FloodmarkError:
     """The error of a batch that is refused: one that stays, if there is one."""
+    for error in failures:
+        if isinstance(error, StaleLink):
+            return error
     passing = (Retryable, TransactionEnded, OutcomeUnknown)
     failure = min(failures, key=lambda error: isinstance(error, passing))
     if not isinstance(failure, passing):

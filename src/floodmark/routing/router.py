@@ -191,7 +191,7 @@ class Router:
             if self._batches is not None and len(self._groups(rows, together=True)) > 1:
                 if self._entrance is not None:
                     self._entrance.check(*_columns(rows), WriteKind.WRITE)
-                return self._write_spanning(rows, partition)
+                return self._write_spanning(rows, None, partition)
             return partition.write(*_columns(rows), durable=durable, batch=True)
 
         return self.call(min(rows), write)
@@ -240,9 +240,7 @@ class Router:
 
         answers = self._commit_groups(rows, WriteKind.COPY, apply, rank=_highest_stamp, together=apply)
         for batch in spanning:
-            if link is not None and self._entrance is not None:
-                self._entrance.admit(link)
-            answers.append(self.call(min(batch), partial(self._write_spanning, batch)))
+            answers.append(self.call(min(batch), partial(self._write_spanning, batch, link)))
         return max(answers, default=0)
 
     def _split_spanning(self, rows: Rows) -> tuple[Rows, list[Rows]]:
@@ -257,9 +255,9 @@ class Router:
         taken = {key for batch in spanning for key in batch}
         return {key: value for key, value in rows.items() if key not in taken}, list(spanning)
 
-    def _write_spanning(self, rows: Rows, _: Partition) -> Version:
+    def _write_spanning(self, rows: Rows, link: LinkGuard | None, _: Partition) -> Version:
         assert self._batches is not None
-        return self._batches.write(self.call, self._groups(rows))
+        return self._batches.write(self.call, self._groups(rows), link)
 
     def load(self, rows: Rows, *, durable: bool) -> Version:
         """`apply` without a trace in the change log."""

@@ -171,9 +171,10 @@ class RemotePartition:
         values: Sequence[bytes],
         siblings: Sequence[bytes] = (),
         members: Sequence[bytes] = (),
+        link: LinkGuard | None = None,
     ) -> Version:
         return self._connection.call(
-            PREPARE, self.id, transaction, list(keys), list(values), list(siblings), list(members)
+            PREPARE, self.id, transaction, list(keys), list(values), list(siblings), list(members), link
         )
 
     def commit_prepared(self, transaction: str, version: Version) -> bool:

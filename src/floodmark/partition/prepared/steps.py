@@ -19,7 +19,7 @@ from floodmark.engine import Engine, WriteRow
 from floodmark.model.batch import batch_age_ms, is_batch
 from floodmark.model.errors import CommitTooLarge, InvalidArgument, LimitExceeded, Retryable
 from floodmark.model.limits import BATCH_AGE_MS_MAX, BATCH_PARTITIONS_MAX
-from floodmark.model.partition import CommitLimits, Decision, Fate
+from floodmark.model.partition import CommitLimits, Decision, Fate, LinkGuard
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version, physical_ms
 from floodmark.partition.commit.batches import BatchCache
@@ -80,8 +80,10 @@ class Prepare(RoundStep):
         writes: Writes,
         siblings: Sequence[bytes],
         members: Sequence[bytes],
+        link: LinkGuard | None = None,
     ) -> None:
         super().__init__(writer)
+        self._link = link
         self._siblings = siblings
         self._members = members
         self.blocking: Sequence[OpenWrite] = ()
@@ -96,6 +98,8 @@ class Prepare(RoundStep):
         if self._is_known():
             return ()
         self._require_wanted()
+        if self._link is not None:
+            self.guards = place.storage.entrance.admit(self._link)
         others = place.prepared.on(writes.keys)
         if not self._siblings:
             self.blocking = [write for write in others if not write.siblings]
@@ -186,6 +190,10 @@ class Prepare(RoundStep):
                 transaction=self._transaction,
                 partition=self._partition.id,
             )
+
+    def undo(self) -> None:
+        if self._write is not None and not self.version:
+            self._place.prepared.remove(self._write)
 
     def is_written(self) -> bool:
         if self._write is not None:

@@ -5,10 +5,12 @@ it is a tombstone or has expired.  The safe point is stored *before* the first r
 in between cannot leave a reader with half a history and no warning.
 
 Of a dead key the older versions go first and the tombstone last: a crash in between leaves the key
-deleted, never risen.
+deleted, never risen.  The tombstone of a key with a prepared write stays, since a copy that is prepared may
+be older, and has not been compared with it yet.  A copy that is prepared later is refused by its link's
+guard: the link had passed all that is older before the tombstone could go.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -49,6 +51,7 @@ class Collector:
         told_through: int,
         pause: Callable[[], bool],
         guards: Sequence[Guard],
+        prepared: Set[bytes],
     ) -> None:
         self._storage = storage
         self._namespace = namespace
@@ -58,6 +61,8 @@ class Collector:
         # A record that expires later is still to be told of (`expiring.py`).
         self._judged_ms = min(physical_ms(safe_point), told_through * 1000)
         self._pause = pause
+        # The encoded keys with prepared writes.
+        self._prepared = prepared
         self._guards = guards
         self._prefix = b""
         self._found_newest = False
@@ -97,7 +102,8 @@ class Collector:
         self._found_newest = True
         record = decode_record(engine_key, stored)
         stamp_version = record.origin.version if record.origin else version
-        if record.is_dead_at(self._judged_ms) and stamp_version <= self._settled:
+        is_settled = stamp_version <= self._settled and prefix not in self._prepared
+        if record.is_dead_at(self._judged_ms) and is_settled:
             self._dead = engine_key
             self.horizon = max(self.horizon, stamp_version)
 
