@@ -18,7 +18,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Site:
     """A site on which every transaction is decided just after somebody has asked."""
     site = open_engine(MemoryEngine(FAMILIES), site="oslo", site_id=7, background=False)
     site.create_namespace("users")
-    site.transaction().abort()
+    site.transaction(coordinator=0).abort()
     coordinator = host_of(site).transactions.coordinators[0]
     monkeypatch.setattr(coordinator, "fate", lambda _: Fate(Decision.UNDECIDED))
     return site

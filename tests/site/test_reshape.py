@@ -24,7 +24,7 @@ from floodmark.model.errors import (
 )
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import VERSION_MAX
-from floodmark.partition import node, partition
+from floodmark.partition import partition, reshaping
 from floodmark.partition.layout import LogRow, load_logs
 from floodmark.partition.read import changelog
 from floodmark.site import Namespace, Site
@@ -131,7 +131,7 @@ def test_split_needs_a_key(site: Site) -> None:
 
 @pytest.mark.usefixtures("users")
 def test_number_of_partitions_is_limited(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node, "PARTITIONS_MAX", 3)
+    monkeypatch.setattr(reshaping, "PARTITIONS_MAX", 3)
     site.split("users", b"f")
     _, right = site.split("users", b"m")
     before = ids(site)
