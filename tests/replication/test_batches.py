@@ -10,6 +10,7 @@ from tests.replication.support_links import Mesh, open_one
 from floodmark.engine import MemoryEngine
 from floodmark.engine.base import EngineLimits
 from floodmark.links.reading import read_step
+from floodmark.links.steps import plan_step, run_step
 from floodmark.model.errors import CommitTooLarge
 from floodmark.model.limits import KIB, MIB
 from floodmark.partition import FAMILIES
@@ -74,6 +75,28 @@ def test_a_batch_is_seen_whole_at_every_version_of_the_target(mesh: Mesh, rows_m
     copied = [change for change in mesh["rome"].changes(since=since) if change.batch is not None]
     assert all(change.batch == change.version for change in copied)
     assert len(copied) == 5 * 4
+
+
+@pytest.mark.parametrize("busy", NAMES)
+def test_a_namespace_that_is_behind_keeps_the_others_from_bringing_half_a_batch(
+    mesh: Mesh, busy: str
+) -> None:
+    since, oslo, rome = mesh["rome"].now(), mesh["oslo"], mesh["rome"]
+    for number in range(6):
+        if busy == "counts":
+            oslo.namespace(busy).add(b"%d" % number, 1)
+        else:
+            oslo.namespace(busy).put(b"%d" % number, b"1")
+    for number in range(1, 6):
+        write(oslo, number)
+    # Each namespace was shared at a version of its own, and a step ends where one has enough changes.
+    for _ in range(100):
+        step = plan_step(oslo.host, rome.host, NAMES, changes_max=2)
+        if step.is_empty:
+            break
+        run_step(oslo.host, rome.host, step)
+    assert fractures(rome, since) == 0
+    assert seen_at(rome, rome.now()) == {5}
 
 
 def test_a_link_that_applies_a_batch_partition_by_partition_is_found(

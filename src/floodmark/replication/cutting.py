@@ -42,8 +42,9 @@ def cut_link(
 ) -> list[NamespaceCut]:
     """The source's part of a plan: where the next step from some positions begins and ends.
 
-    The namespaces that are furthest on choose the common end.  Raises the first problem if no namespace has
-    a step.
+    The namespaces that are furthest on choose the common end.  If there are atomic batches, no namespace goes
+    beyond the end of another: the others wait for one that is behind, so that a batch comes whole.  Raises
+    the first problem if no namespace has a step.
     """
     start: dict[str, Version] = {}
     cuts: dict[str, ChangesCut] = {}
@@ -71,12 +72,16 @@ def cut_link(
             common = cuts[name].version
     if problems and not cuts:
         raise next(iter(problems.values()))
+    ends = {name: common if start[name] == furthest else cut.version for name, cut in cuts.items()}
+    if any(cut.batches for cut in cuts.values()):
+        common = max(furthest, min(ends.values()))
+        ends = {name: min(end, common) for name, end in ends.items()}
     steps = [
         NamespaceCut(
             name=name,
             id=source.find_id(name),
             start=start[name],
-            until=common if start[name] == furthest else cut.version,
+            until=ends[name],
             loaded=source.loaded_version(name, positions[name]) if start[name] > positions[name] else 0,
             changes=cut.changes,
             batches=cut.batches,
