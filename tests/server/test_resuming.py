@@ -36,7 +36,7 @@ from floodmark.site.connecting import connect
 
 # Enough that a stream is never done before it is cut.
 ROWS = 12_000
-VALUE = bytes(2_000)
+VALUE = bytes(4_000)
 CUTS = 3
 
 Item = TypeVar("Item")
@@ -59,10 +59,18 @@ def read_and_cut(server: Server, rows: Iterator[Item]) -> list[Item]:
     """Read to the end, and cut the stream a few times on the way."""
     seen: list[Item] = []
     cuts = 0
+
+    def is_cut_or_done() -> bool:
+        nonlocal cuts
+        cut = cut_streams(server)
+        cuts += cut
+        return cut > 0 or not has_streams(server)
+
     for row in rows:
         seen.append(row)
         if cuts < CUTS and len(seen) % 100 == 0:
-            cuts += cut_streams(server)
+            # It waits for its client as soon as all is full that lies between them.
+            wait_until(is_cut_or_done, "a stream that waits for its client")
     assert cuts >= CUTS, "the stream was never cut: this proves nothing"
     return seen
 
