@@ -25,7 +25,7 @@ MEMORY := $(shell [ "$$(df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 { print $$4 }
 test test-all: export TMPDIR := $(or $(TMPDIR),$(MEMORY),/tmp)
 
 test: $(STAMP) ## Run the tests: each promise and each command once, in minutes (ARGS="-k name" picks some)
-	@$(PYTEST) -n 3 --ignore tests/test_tidy.py $(ARGS)
+	@$(PYTEST) -n 4 --ignore tests/test_tidy.py $(ARGS)
 
 test-all: $(STAMP) ## Run all tests but the soaks: more ways, more examples
 	@$(PYTEST) -n 4 -m "not soak" --hypothesis-profile test-all $(ARGS)
