@@ -96,13 +96,15 @@ class Verifier:
         try:
             for _ in range(self._random.randint(1, STAGES_MAX)):
                 next(self._stages)
-        except StopIteration:
-            self._stages = self._run()
-        except CANNOT_TELL:
-            self._stages = self._run()
+        except (StopIteration, *CANNOT_TELL):
+            self.begin_anew()
         except FloodmarkError:
-            self._stages = self._run()
+            self.begin_anew()
             raise
+
+    def begin_anew(self) -> None:
+        """Give up a comparison: a site that took part in it has left, or cannot tell."""
+        self._stages = self._run()
 
     def _run(self) -> Iterator[None]:
         random = self._random

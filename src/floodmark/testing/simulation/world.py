@@ -258,8 +258,7 @@ class World:
         """Let a site take part no longer.  The drivers of its links do not know that."""
         self.sites.remove(site)
         self.readers = [reader for reader in self.readers if reader.site is not site]
-        census, self._verifier = self._verifier.census, Verifier(self.sites, self.random)
-        self._verifier.census.update(census)
+        self._verifier.begin_anew()
         site.note("takes part no longer")
 
     def haunt(self, ghost: SimulatedSite) -> None:
