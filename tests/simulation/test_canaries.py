@@ -14,16 +14,16 @@ KNOWN_SEEDS = {
     "commit-split": 1,
     "copy-split": 1,
     "fence-left-out": 26,
-    "merged-batch-forgotten": 2,
+    "merged-batch-forgotten": 23,
     "put-many-split": 1,
-    "removed-unshared": 15,
+    "removed-unshared": 79,
     "sealed-forgotten": 1,
     "second-round-newest": 6,
     "stale-step": 10,
     "uncounted-start": 2,
     "unknown-batch-harmless": 3,
     "version-reissued": 1,
-    "watermark-early": 4,
+    "watermark-early": 5,
 }
 
 
