@@ -57,7 +57,7 @@ def test_a_seed_is_the_same_history_in_every_process() -> None:
 @pytest.mark.slow
 def test_what_can_go_wrong_does_go_wrong() -> None:
     # The last of them is one of the few in which a site does not close well.
-    worlds = [World(seed) for seed in (*range(11), 65)]
+    worlds = [World(seed) for seed in (*range(11), 24)]
     for world in worlds:
         world.run()
     told = "\n".join(event.what for world in worlds for event in world.history.events)
