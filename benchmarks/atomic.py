@@ -4,11 +4,13 @@
     make bench-atomic ARGS="--quick --only memory"        a look
 
     one-node   one RocksDB: a batch of 4 keys in 4 partitions beside put_many of 4 keys in one, and its bytes
-    memory     3 nodes on an engine in memory; each message takes 1 ms, so that messages are measured
+    memory     3 nodes on an engine in memory, where each message takes 1 ms and nothing else takes time
     nodes      3 nodes as processes on PostgreSQL, over the wire
 
 A call reads or writes 4 keys, which follow a zipfian distribution of 0.99; 95 of 100 calls read.  Clients are
-threads of this process.
+threads of this process, which has all nodes of `memory` too.  One interpreter would be all that many clients
+measure there, so the clock of `memory` is slowed: a millisecond lasts 50.  The processor time of a call is
+printed beside.
 """
 
 import argparse
@@ -18,18 +20,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, count
 from pathlib import Path
 from random import Random
 from threading import Condition, Event, Thread, local
-from time import perf_counter, sleep
+from time import perf_counter, process_time, sleep
 from typing import Any, Final, Protocol
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.floodmark_peer import Line, base_parser, in_turns, line, parse, run_sections
+from benchmarks.floodmark_peer import Line, held, in_turns, line, run_timed
 from benchmarks.harness import NAMESPACE, Measure, Target, make_pairs
 from benchmarks.nodes import database, served_by
 
@@ -43,7 +45,7 @@ from floodmark.model.partition import Decision, Fate, Partition, PartitionMap, P
 from floodmark.model.version import Version
 from floodmark.partition import FAMILIES
 from floodmark.partition.membership import BEAT_MS, SharedNode
-from floodmark.routing import BatchWriter, Router
+from floodmark.routing import BatchWriter, CallPool, Router
 from floodmark.routing.atomic import read_atomic
 from floodmark.routing.batches import ask_fate
 from floodmark.site import open_engine
@@ -55,6 +57,8 @@ READS: Final = 0.95
 SKEW: Final = 0.99
 NODES: Final = 3
 DELAY_SECONDS: Final = 0.001
+# Real seconds in a second of `memory`.
+SLOWNESS: Final = 50
 RECORDS_MAX: Final = 20_000
 FREE, ATOMIC, LOCKED = "no control", "atomic", "two-phase locking"
 
@@ -62,12 +66,7 @@ Rows = Mapping[bytes, bytes]
 
 
 def main() -> None:
-    sections = {"one-node": one_node, "memory": memory, "nodes": nodes}
-    parser = base_parser(__doc__, sections)
-    parser.add_argument("--seconds", type=float, help="of calls in a turn; 5, with --quick 1")
-    options = parse(parser)
-    options.seconds = options.seconds or (1.0 if options.quick else 5.0)
-    run_sections(options, sections)
+    run_timed(__doc__, {"one-node": one_node, "memory": memory, "nodes": nodes})
 
 
 # One node
@@ -145,8 +144,9 @@ def _size(engine: MemoryEngine) -> int:
 class CountedPartition:
     """A partition whose calls take a message's time, and are counted by the thread that makes them."""
 
-    def __init__(self, partition: Partition, place: str, counts: local, seconds: float) -> None:
-        self.id, self.range, self.limits, self.place = partition.id, partition.range, partition.limits, place
+    def __init__(self, partition: Partition, counts: local, seconds: float) -> None:
+        self.id, self.range, self.limits = partition.id, partition.range, partition.limits
+        self.place = partition.place
         self._partition = partition
         self._counts = counts
         self._seconds = seconds
@@ -169,13 +169,13 @@ class CountedPartition:
 
 
 class CountedMaps:
-    """A partition map whose calls are counted."""
+    """A partition map whose calls take time and are counted, but for those of `own`, a place."""
 
-    def __init__(self, maps: PartitionMaps, place: Callable[[Partition], str], seconds: float = 0) -> None:
+    def __init__(self, maps: PartitionMaps, seconds: float = 0, own: str | None = None) -> None:
         self.counts = local()
         self._maps = maps
-        self._place = place
         self._seconds = seconds
+        self._own = own
         self._known: tuple[Any, PartitionMap[Any]] = (None, PartitionMap([], []))
 
     @property
@@ -183,7 +183,7 @@ class CountedMaps:
         known, counted = self._known
         if (present := self._maps.map) is not known:
             partitions = [
-                CountedPartition(each, self._place(each), self.counts, self._seconds)
+                each if each.place == self._own else CountedPartition(each, self.counts, self._seconds)
                 for each in present.partitions
             ]
             counted = PartitionMap(present.starts, partitions)
@@ -217,11 +217,11 @@ class FreeSide:
 
 @dataclass(frozen=True)
 class AtomicSide:
-    """Atomic reads and batches.  `hop` is the message to the node that writes the batch."""
+    """Atomic reads and batches.  `write_batch` sends a batch to the node of its first key."""
 
     router: Router
     read_version: Callable[[], Version]
-    hop: Callable[[], object] = lambda: None
+    write_batch: Callable[[Rows], object]
 
     def read(self, keys: Sequence[bytes]) -> object:
         def snapshot(seen: Version) -> list[bytes | None]:
@@ -230,8 +230,7 @@ class AtomicSide:
         return read_atomic(self.router, keys, snapshot)
 
     def write(self, rows: Rows) -> object:
-        self.hop()
-        return self.router.write_batch(rows, durable=True)
+        return self.write_batch(rows)
 
 
 class KeyLocks:
@@ -294,6 +293,7 @@ class Sample:
     """The calls of a turn."""
 
     per_second: float
+    processor_us: float
     counts: Counter[str]
 
 
@@ -333,22 +333,30 @@ def run(side: Side, keys: Zipfian, counts: local, clients: int, seconds: float) 
             done["calls"] += 1
         return done
 
-    begun = perf_counter()
+    begun, used = perf_counter(), process_time()
     with ThreadPoolExecutor(clients) as pool:
         total = sum(pool.map(work, range(clients)), Counter[str]())
-    return Sample(per_second=total["calls"] / (perf_counter() - begun), counts=total)
+    return Sample(
+        per_second=total["calls"] / (perf_counter() - begun),
+        processor_us=1e6 * (process_time() - used) / total["calls"],
+        counts=total,
+    )
 
 
 def compare(
-    sides: Mapping[str, Side], keys: Zipfian, counts: local, options: argparse.Namespace
+    sides: Mapping[str, Side],
+    keys: Zipfian,
+    counts: local,
+    options: argparse.Namespace,
+    slowness: float = 1,
 ) -> Iterator[Line]:
     for clients in CLIENTS:
         work = f"{clients} client{'s' * (clients > 1)}"
-        measures = {
-            name: partial(run, side, keys, counts, clients, options.seconds) for name, side in sides.items()
-        }
+        # One client makes few calls in a second.
+        seconds = options.seconds * (4 if clients == 1 else 1)
+        measures = {name: partial(run, side, keys, counts, clients, seconds) for name, side in sides.items()}
         samples = in_turns(work, measures, options.repetitions)
-        rates = {name: [each.per_second for each in found] for name, found in samples.items()}
+        rates = {name: [slowness * each.per_second for each in found] for name, found in samples.items()}
         measured = {name: Measure.of(numbers) for name, numbers in rates.items()}
         for name in (FREE, LOCKED):
             yield line(work, name, "calls/s", rates[name])
@@ -357,6 +365,10 @@ def compare(
         against_locks = line(work, ATOMIC, "calls/s", rates[ATOMIC], against=(LOCKED, measured[LOCKED]))
         target = Target(limit=2, unit=f"x {LOCKED}", at_least=True)
         yield held(against_locks, target) if clients == HELD_CLIENTS else against_locks
+        used = {name: [each.processor_us for each in found] for name, found in samples.items()}
+        against = FREE, Measure.of(used[FREE])
+        for name in sides:
+            yield line(f"{work}: processor time a call", name, "us", used[name], against=against)
         total = sum((each.counts for each in samples[ATOMIC]), Counter[str]())
         yield line(f"{work}: a read", ATOMIC, "messages", [total["messages"] / total["reads"]])
         only_first = 100 - 100 * (total["second"] + total["snapshot"]) / total["reads"]
@@ -367,31 +379,37 @@ def compare(
             yield line(f"{work}: reads with a {name}{' round' * (name == 'second')}", ATOMIC, "%", [share])
 
 
-def held(each: Line, target: Target) -> Line:
-    """A line whose ratio is held against a target."""
-    assert each.ratio is not None
-    return replace(each, target=str(target), verdict=target.verdict(each.ratio))
-
-
 def memory(_: Path, options: argparse.Namespace) -> Iterator[Line]:
-    """Nodes in this process, with a millisecond before each call of a partition."""
+    """Nodes in this process, with a message's time before each call of a partition of another node."""
+    delay = SLOWNESS * DELAY_SECONDS
     with memory_nodes() as (maps, shared), ThreadPoolExecutor(256) as pool:
         prefix = encode_namespace(1)
         pairs = make_pairs(min(options.records, RECORDS_MAX), seed=42)
         rows = {prefix + key: encode_value(value) for key, value in pairs}
         Router(maps).put(rows, durable=True)
-        counted = CountedMaps(maps, lambda partition: partition.place, DELAY_SECONDS)
-        writer = BatchWriter(lambda: mint_batch(system_time_ms()), pool)
+        counted = CountedMaps(maps, delay)
+        router, writers = Router(counted), {}
         for each in shared:
-            settler = lambda batch, siblings: ask_fate(Router(counted).call, batch, siblings)  # noqa: E731
+            place = f"node {each.number}"
+            batches = BatchWriter(lambda: mint_batch(system_time_ms()), CallPool(256))
+            writers[place] = Router(CountedMaps(maps, delay, own=place), batches=batches)
+            settler = lambda batch, siblings: ask_fate(router.call, batch, siblings)  # noqa: E731
             each.node.settle_by(lambda _: Fate(Decision.ABORT, 0), settler)
-        hop = partial(sleep, DELAY_SECONDS)
+
+        def write_batch(rows: Rows) -> None:
+            sleep(delay)
+            writers[maps.map.route(min(rows)).place].write_batch(rows, durable=True)
+
+        def send(give_back: Callable[[], object]) -> None:
+            sleep(delay)
+            give_back()
+
         sides: dict[str, Side] = {
-            FREE: FreeSide(Router(counted)),
-            ATOMIC: AtomicSide(Router(counted, batches=writer), shared[0].clock.now, hop),
-            LOCKED: LockedSide(Router(counted), lambda give_back: pool.submit(lambda: (hop(), give_back()))),
+            FREE: FreeSide(router),
+            ATOMIC: AtomicSide(router, shared[0].clock.now, write_batch),
+            LOCKED: LockedSide(router, lambda give_back: pool.submit(send, give_back)),
         }
-        yield from compare(sides, Zipfian(list(rows)), counted.counts, options)
+        yield from compare(sides, Zipfian(list(rows)), counted.counts, options, SLOWNESS)
 
 
 class MemoryMaps:
@@ -453,11 +471,13 @@ def nodes(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
         users = site.namespace(NAMESPACE)
         pairs = make_pairs(min(options.records, RECORDS_MAX), seed=42)
         users.put_many(dict(pairs))
-        counted = CountedMaps(site.host.router.maps, lambda partition: partition.place)
+        counted = CountedMaps(site.host.router.maps)
         router, prefix = Router(counted), encode_namespace(users.id)
         sides: dict[str, Side] = {
             FREE: FreeSide(router),
-            ATOMIC: AtomicSide(router, site.host.versions.read_version),
+            ATOMIC: AtomicSide(
+                router, site.host.versions.read_version, partial(router.write_batch, durable=True)
+            ),
             LOCKED: LockedSide(router),
         }
         keys = Zipfian([prefix + key for key, _ in pairs])

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -385,6 +385,12 @@ def line(
     )
 
 
+def held(each: Line, target: Target) -> Line:
+    """A line whose ratio is held against a target."""
+    assert each.ratio is not None
+    return replace(each, target=str(target), verdict=target.verdict(each.ratio))
+
+
 def best_peer(samples: Mapping[str, Sequence[float]], *, highest: bool = True) -> tuple[str, Measure] | None:
     """The side to beat that is not Floodmark, if there is any."""
     measures = {
@@ -415,7 +421,7 @@ Section: TypeAlias = Callable[[Path, argparse.Namespace], Iterator[Line]]
 
 def run_sections(options: argparse.Namespace, sections: Mapping[str, Section]) -> None:
     """Run them one after the other, each in a directory of its own; exit with 1 if one failed."""
-    # Whoever ends this run politely has the servers ended, too.
+    # SIGTERM ends the servers, too.
     signal.signal(signal.SIGTERM, _exit)
     machine = {**describe_machine(), **{name: version(name) for name in ("floodmark", "pyarrow")}}
     print("\n".join(f"{name}: {text}" for name, text in machine.items()), flush=True)
@@ -441,6 +447,15 @@ def run_sections(options: argparse.Namespace, sections: Mapping[str, Section]) -
         }
         options.json.write_text(json.dumps(data, indent=2) + "\n", "utf-8")
     sys.exit(bool(failed))
+
+
+def run_timed(description: str | None, sections: Mapping[str, Section]) -> None:
+    """Run a benchmark whose sections measure calls for some seconds at a time."""
+    parser = base_parser(description, sections)
+    parser.add_argument("--seconds", type=float, help="of calls in a turn; 5, with --quick 1")
+    options = parse(parser)
+    options.seconds = options.seconds or (1.0 if options.quick else 5.0)
+    run_sections(options, sections)
 
 
 def base_parser(description: str | None, sections: Iterable[str]) -> argparse.ArgumentParser:

@@ -16,7 +16,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -51,6 +51,7 @@ import floodmark
 from floodmark.host.ports import Balance
 from floodmark.model.errors import Retryable, Unreachable
 
+PAUSE_SECONDS: Final = 0.2
 CLIENTS: Final = (1, 32)
 NODES: Final = (1, 2, 3)
 OPERATIONS: Final[tuple[Operation, ...]] = ("put", "get")
@@ -197,7 +198,12 @@ def served_by(url: str, count: int, directory: Path) -> Iterator[ServedSite]:
         with server.opened() as site:
             for part in range(1, count):
                 site.split(NAMESPACE, bytes([256 * part // count]))
-            site.host.node_port.rebalance(Balance.COUNT)
+            maps = site.host.router.maps
+            while len({partition.place for partition in maps.map.partitions}) < count:
+                # A node that has just started may not be known to the keeper yet.
+                sleep(PAUSE_SECONDS)
+                site.host.node_port.rebalance(Balance.COUNT)
+                maps.refresh()
         yield server
 
 

@@ -5,8 +5,12 @@
 
     one-node    one RocksDB: read a key and write it, durably, beside a plain put, by 1 and by 32 threads
     wire        the same over the wire by 32 clients, beside psycopg with SERIALIZABLE; and a transaction of
-                two reads at a fresh and at a cached read version
+                two reads at a version that a call of its own asks for, at one that comes with the first
+                read, as usual at one node, and at a cached one
     contention  32 clients that read and write one of 10 keys: commits, conflicts, the slowest client
+    nodes       3 nodes on an engine in memory: the round trips of a commit, and of two reads at a fresh and
+                at a cached version, by their time where each message takes 1 ms and nothing else takes time
+                (a millisecond lasts 100)
 
 Clients are threads of this process.
 """
@@ -15,33 +19,45 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from itertools import count
 from pathlib import Path
 from random import Random
 from statistics import median, quantiles
 from threading import Barrier
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any, Final
+from unittest.mock import patch
 
 import psycopg
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.atomic import held
-from benchmarks.floodmark_peer import Line, Served, base_parser, in_turns, line, parse, run_sections
+from benchmarks.floodmark_peer import Line, Served, held, in_turns, line, run_timed
 from benchmarks.harness import NAMESPACE, Measure, Target, make_pairs
 from benchmarks.nodes import database
 
 import floodmark
 from floodmark import Namespace, Site, Transaction
+from floodmark.engine import MemoryEngine
+from floodmark.host.nodes import NodeHost, make_node
+from floodmark.partition import FAMILIES
+from floodmark.server import ServerOptions, serve
+from floodmark.site import open_engine
+from floodmark.site.connecting import connect
+from floodmark.wire import Connection
 
 THREADS: Final = (1, 32)
 CLIENTS: Final = 32
 HOT_KEYS: Final = 10
 RECORDS_MAX: Final = 20_000
+NODES: Final = 3
+DELAY_SECONDS: Final = 0.001
+# Real seconds in a second of `nodes`.
+SLOWNESS: Final = 100
 # The slowest client's share of the median client's commits, at least.
 FAIR_SHARE: Final = 0.2
 
@@ -63,12 +79,7 @@ class Run:
 
 
 def main() -> None:
-    sections = {"one-node": one_node, "wire": wire, "contention": contention}
-    parser = base_parser(__doc__, sections)
-    parser.add_argument("--seconds", type=float, help="of calls in a turn; 5, with --quick 1")
-    options = parse(parser)
-    options.seconds = options.seconds or (1.0 if options.quick else 5.0)
-    run_sections(options, sections)
+    run_timed(__doc__, {"one-node": one_node, "wire": wire, "contention": contention, "nodes": nodes})
 
 
 def run_clients(clients: int, make_call: Callable[[], Call], seconds: float) -> Run:
@@ -154,30 +165,45 @@ def wire(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
             Target(limit=1.0, unit="x psycopg", at_least=True, strictly=True),
         )
         with server.opened() as site:
+            yield from round_trips(site, pairs[0][0])
             yield from two_reads(site, pairs, options)
+
+
+def round_trips(site: Site, key: bytes) -> Iterator[Line]:
+    """The calls of a transaction that reads a key and writes it."""
+    users, called = site.namespace(NAMESPACE), count()
+    # A client asks for the map of partitions once.
+    users.get(key)
+    with before_calls(partial(next, called)):
+        site.run_transaction(partial(write_over, users=users, key=key))
+    target = Target(limit=2, unit="round trips")
+    yield line("read and write a key", "floodmark", "round trips", [next(called)], target=target)
 
 
 def two_reads(
     site: Site, pairs: Sequence[tuple[bytes, bytes]], options: argparse.Namespace
 ) -> Iterator[Line]:
-    """The mean time of a transaction that reads two keys, at fresh and at cached versions."""
+    """The mean time of a transaction that reads two keys, by how it comes to its version."""
     users = site.namespace(NAMESPACE)
 
     def read(kind: Any, number: int) -> None:
-        with site.transaction(read_version=kind) as transaction:
+        with site.transaction(read_version="cached" if kind == "cached" else "fresh") as transaction:
+            if kind == "alone":
+                assert transaction.read_version
             for offset in range(2):
                 transaction.get(users, pairs[(number + offset) % len(pairs)][0])
 
     def mean_us(kind: str) -> float:
         return 1e6 / run_clients(1, lambda: partial(read, kind), options.seconds).rate
 
-    sides = {kind: partial(mean_us, kind) for kind in ("fresh", "cached")}
+    sides = {kind: partial(mean_us, kind) for kind in ("alone", "fresh", "cached")}
     samples = in_turns("two reads", sides, options.repetitions)
-    yield line("two reads", "fresh version", "us", samples["fresh"])
-    against = "fresh", Measure.of(samples["fresh"])
+    yield line("two reads", "version asked for alone", "us", samples["alone"])
+    against = "alone", Measure.of(samples["alone"])
+    yield line("two reads", "with the first read", "us", samples["fresh"], against=against)
     yield held(
         line("two reads", "cached version", "us", samples["cached"], against=against),
-        Target(limit=0.75, unit="x fresh"),
+        Target(limit=0.75, unit="x alone"),
     )
 
 
@@ -223,17 +249,15 @@ def contention(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
     with floodmark.open(directory / "hot", site="bench") as site:
         users = site.create_namespace(NAMESPACE)
         users.put_many({b"%d" % number: b"0" for number in range(HOT_KEYS)})
-        attempts = count()
+        attempts, clients = count(), count()
+
+        def add(transaction: Transaction, key: bytes) -> None:
+            next(attempts)
+            transaction.put(users, key, b"%d" % (int(transaction.get(users, key)) + 1))
 
         def make_call() -> Call:
-            random = Random(0)
-
-            def add(transaction: Transaction) -> None:
-                next(attempts)
-                key = b"%d" % random.randrange(HOT_KEYS)
-                transaction.put(users, key, b"%d" % (int(transaction.get(users, key)) + 1))
-
-            return lambda _: site.run_transaction(add)
+            random = Random(next(clients))
+            return lambda _: site.run_transaction(partial(add, key=b"%d" % random.randrange(HOT_KEYS)))
 
         runs: list[Run] = []
         shares: list[float] = []
@@ -250,6 +274,104 @@ def contention(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
         yield line(work, "slowest client", "x", slowest, target=target)
         total = sum(int(value) for _, value in users.scan())
         assert total == sum(sum(run.calls) for run in runs), "an increment was lost"
+
+
+# Several nodes
+
+
+def nodes(_: Path, options: argparse.Namespace) -> Iterator[Line]:
+    """The round trips of commits, beside those of the protocol: to a node, lock, validate, apply."""
+    with (
+        node_sites() as (url, keys),
+        before_calls(partial(sleep, SLOWNESS * DELAY_SECONDS)),
+        connect(url, slow_read_version=timedelta(minutes=1)) as site,
+    ):
+        users = site.namespace(NAMESPACE)
+
+        def trips_since(begun: float) -> float:
+            return round((perf_counter() - begun) / (SLOWNESS * DELAY_SECONDS))
+
+        def commit(written: Sequence[bytes], read: Sequence[bytes] = ()) -> float:
+            with site.transaction() as transaction:
+                transaction.get_many(users, read)
+                for key in written:
+                    transaction.put(users, key, b"1")
+                begun = perf_counter()
+                transaction.commit()
+                return trips_since(begun)
+
+        def read(kind: Any) -> float:
+            begun = perf_counter()
+            with site.transaction(read_version=kind, max_staleness=timedelta(minutes=1)) as transaction:
+                for key in keys[:2]:
+                    transaction.get(users, key)
+            return trips_since(begun)
+
+        works = {
+            "write one partition": (partial(commit, keys[:1]), 1, None),
+            "write two partitions": (partial(commit, keys[:2]), 3, Target(limit=3, unit="round trips")),
+            "write three partitions": (partial(commit, keys), 3, None),
+            "read and write two partitions": (partial(commit, keys[:2], keys[:2]), 4, None),
+            "read and write three partitions": (partial(commit, keys, keys), 4, None),
+        }
+        for work, (measure, least, target) in works.items():
+            measure()
+            samples = [measure() for _ in range(options.repetitions)]
+            yield line(work, "protocol's minimum", "round trips", [least])
+            yield line(work, "commit", "round trips", samples, target=target)
+        for kind in ("fresh", "cached"):
+            samples = [read(kind) for _ in range(options.repetitions)]
+            yield line("read two partitions", f"{kind} version", "round trips", samples)
+
+
+class LastingEngine(MemoryEngine):
+    """An engine that no node closes: the others go on with it."""
+
+    def close(self) -> None:
+        pass
+
+
+@contextmanager
+def node_sites() -> Iterator[tuple[str, list[bytes]]]:
+    """Nodes of a site in this process, each with a server; their URL, and a key of each node."""
+    engine = LastingEngine(FAMILIES)
+    keys = [bytes([number * 80]) for number in range(NODES)]
+    with ExitStack() as stack:
+        hosts: list[NodeHost] = []
+        urls: list[str] = []
+        for number in range(1, NODES + 1):
+            make_host: Any = partial(make_node, node=number)
+            site = open_engine(engine, site="bench", make_host=make_host)
+            server = stack.enter_context(serve(site, "127.0.0.1:0", ServerOptions(resp_listen="127.0.0.1:0")))
+            assert isinstance(site.host, NodeHost)
+            hosts.append(site.host)
+            urls.append(server.url.removeprefix("grpc://"))
+            if number == 1:
+                site.create_namespace(NAMESPACE)
+                for key in keys[1:]:
+                    site.split(NAMESPACE, key)
+        for host in hosts * 2:
+            host.beat()
+            host.watch()
+        first = hosts[0].shared.node
+        for number, partition in enumerate(list(first.map.partitions)[1:], 2):
+            first.reshaping.move(partition.id, number)
+        for host in hosts:
+            host.watch()
+        yield f"grpc://{','.join(urls)}", keys
+
+
+@contextmanager
+def before_calls(act: Callable[[], object]) -> Iterator[None]:
+    """Do something before each call of a server."""
+    invoke = Connection.invoke
+
+    def invoke_after(connection: Connection, method: Any, request: object) -> Any:
+        act()
+        return invoke(connection, method, request)
+
+    with patch.object(Connection, "invoke", invoke_after):
+        yield
 
 
 if __name__ == "__main__":

@@ -55,6 +55,13 @@ ALERTS: Final = (
         "Renew the certificate, and restart the server, which reads it when it starts.",
     ),
     Alert(
+        "FloodmarkOverloaded",
+        "rate(floodmark_delayed_read_versions_total[5m]) > 0",
+        "10m",
+        "warning",
+        "More writes arrive than the disk or the processor can take: look at both, or send fewer at once.",
+    ),
+    Alert(
         "FloodmarkWritesStopped",
         "floodmark_rocksdb_writes_stopped == 1 "
         "or increase(floodmark_rocksdb_background_errors_total[15m]) > 0",

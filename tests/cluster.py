@@ -20,6 +20,7 @@ from floodmark.partition.layout import load_partitions
 from floodmark.partition.membership import BEAT_MS, DEAD_MS, SharedNode
 from floodmark.routing import Router
 from floodmark.routing.batches import BatchWriter, ask_fate
+from floodmark.routing.calls import CallPool
 from floodmark.site import Site
 from floodmark.testing.clock import SimulatedTime
 
@@ -119,10 +120,16 @@ class SiteCluster:
     """A cluster with a host over each node.  The first node keeps, and owns all partitions."""
 
     def __init__(
-        self, nodes: int = 2, name: str = "oslo", site_id: int = 1, time: SimulatedTime | None = None
+        self,
+        nodes: int = 2,
+        name: str = "oslo",
+        site_id: int = 1,
+        time: SimulatedTime | None = None,
+        calls: CallPool | None = None,
     ) -> None:
         self.cluster = Cluster(nodes, site_id, time)
         self.name = name
+        self._calls = calls
         self.nodes: list[ClusterNodes] = []
         self.hosts = [self.open(shared) for shared in self.cluster.nodes]
         self.sites = [Site(host, durable=True) for host in self.hosts]
@@ -146,7 +153,7 @@ class SiteCluster:
             router=Router(
                 nodes,
                 shared.node.storage.entrance,
-                batches=BatchWriter(lambda: mint_batch(self.cluster.time())),
+                batches=BatchWriter(lambda: mint_batch(self.cluster.time()), self._calls),
             ),
             nodes=nodes,
         )

@@ -7,6 +7,7 @@
 | `make soak` | those marked `soak` | `soak`, with fresh examples in each run |
 """
 
+import gc
 import os
 import signal
 from collections.abc import Generator, Iterator
@@ -25,7 +26,7 @@ pytest.register_assert_rewrite("floodmark.testing")
 # How long an example takes depends on the load of the machine: no test fails by it.
 settings.register_profile(
     "test",
-    max_examples=20,
+    max_examples=10,
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
@@ -90,6 +91,12 @@ def pytest_collection(session: pytest.Session) -> None:
             # The collection imports the module again and reports the error.
             with suppress(Exception):
                 import_module(".".join(path.relative_to(tests.parent).with_suffix("").parts))
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector leave out all that was imported and collected: it stays to the end."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

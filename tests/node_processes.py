@@ -91,7 +91,7 @@ class Clients:
             key = random.choice(self.keys)
             before = self.told.acknowledged.get(key, 0)
             try:
-                found = int(counts.get(key) or b"0")
+                found = int(counts.get(key) or 0)
             except Retryable:
                 continue
             if not before <= found <= self.told.attempted.get(key, 0):
@@ -126,7 +126,7 @@ class Clients:
         assert not self.told.problems, "\n".join(self.told.problems[:20])
         counts = site.namespace(NAMESPACE)
         for key, value in self.told.acknowledged.items():
-            found = int(counts.get(key) or b"0")
+            found = int(counts.get(key) or 0)
             assert value <= found <= self.told.attempted[key], f"{key!r} holds {found}, not {value}"
         written = {(version, key, value) for (key, value), version in self.told.versions.items()}
         read = _changes_of(site)
@@ -159,16 +159,20 @@ class Mirror:
 
     def finish(self) -> None:
         """Let the rest arrive, and check that the link has lost nothing and the sites agree."""
+        self.catch_up()
+        verified = run_process("verify", *self._between, "--json")
+        assert verified.code == DONE, verified.text + verified.errors
+        (pair,) = verified.json["pairs"]
+        assert pair["agree"] == pair["compared"] > 0, pair
+
+    def catch_up(self) -> None:
+        """Let the rest arrive, and check that the link has lost nothing."""
         self._process.send_signal(signal.SIGTERM)
         output, _ = self._process.communicate(timeout=HANG_SECONDS)
         assert self._process.returncode == DONE, (self._process.returncode, output)
         copied = run_process("replicate", *self._between, "--once", "--runner", "process", "--json")
         assert copied.code == DONE, copied.errors
         assert [json.loads(output)["wrong"], copied.json["wrong"]] == [0, 0]
-        verified = run_process("verify", *self._between, "--json")
-        assert verified.code == DONE, verified.text + verified.errors
-        (pair,) = verified.json["pairs"]
-        assert pair["agree"] == pair["compared"] > 0, pair
 
     def end(self) -> None:
         """End the link, whatever it does."""

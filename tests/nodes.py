@@ -5,6 +5,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
+import pytest
+
 from floodmark.engine import MemoryEngine
 from floodmark.host.nodes import NodeHost, make_node
 from floodmark.model.limits import NODES_MAX
@@ -128,3 +130,11 @@ def node_cluster(nodes: int = 3, options: Mapping[int, ServerOptions] | None = N
         yield cluster
     finally:
         cluster.close()
+
+
+@pytest.fixture
+def cluster() -> Iterator[NodeCluster]:
+    """Three nodes, each with a third of the keys of `users`."""
+    with node_cluster() as nodes:
+        nodes.spread()
+        yield nodes

@@ -4,8 +4,10 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -102,6 +104,13 @@ def test_the_image_copies_files_that_there_are() -> None:
     ignored = (SITES / "Dockerfile.dockerignore").read_text("utf-8").splitlines()
     assert {line.removeprefix("!") for line in ignored if line.startswith("!")} == names
     assert ignored[0] == "*"
+
+
+def test_the_package_gives_no_address_that_was_made_up() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    reserved = (".example", ".invalid", ".test", ".localhost", "example.com", "example.org", "example.net")
+    hosts = {name: urlsplit(url).hostname or "" for name, url in project.get("urls", {}).items()}
+    assert [name for name, host in hosts.items() if not host or host.endswith(reserved)] == []
 
 
 def test_the_source_distribution_names_what_there_is() -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         ClockSkew,
         Closed,
         CommitTooLarge,
+        CommitUnknown,
         Conflict,
         Corruption,
         FeedExists,
@@ -81,11 +82,13 @@ if TYPE_CHECKING:
         WireMismatch,
         WrongPolicy,
     )
+    from floodmark.model.transaction import TransactionOutcome
     from floodmark.site import (
         Batch,
         Codec,
         CodedNamespace,
         CodedView,
+        CounterNamespace,
         GarbageReport,
         Namespace,
         NamespaceSettings,
@@ -119,8 +122,10 @@ __all__ = [
     "CodedNamespace",
     "CodedView",
     "CommitTooLarge",
+    "CommitUnknown",
     "Conflict",
     "Corruption",
+    "CounterNamespace",
     "Delivery",
     "Feed",
     "FeedExists",
@@ -184,6 +189,7 @@ __all__ = [
     "Transaction",
     "TransactionEnded",
     "TransactionNotFound",
+    "TransactionOutcome",
     "TransactionTooOld",
     "Unreachable",
     "Version",
@@ -212,8 +218,9 @@ _LAZY = {
     "floodmark.model": (
         *("Change", "ChangeType", "Heartbeat", "KeyRange", "Resolved", "Stamp", "Version", "Versioned"),
     ),
+    "floodmark.model.transaction": ("TransactionOutcome",),
     "floodmark.site": (
-        *("Batch", "Codec", "CodedNamespace", "CodedView", "GarbageReport", "Namespace"),
+        *("Batch", "Codec", "CodedNamespace", "CodedView", "CounterNamespace", "GarbageReport", "Namespace"),
         "NamespaceSettings",
         *("SafePoint", "Site", "SiteStatistics", "Transaction", "View", "Writer"),
     ),

@@ -101,7 +101,7 @@ def test_demo_passes_and_its_sites_can_be_used_afterwards(tmp_path: Path) -> Non
     assert (figures["find"]["drift"], figures["repair"]["repaired"]) == (1, 1)
     assert not list(temporary.glob("floodmark-*"))
     sites = [
-        dict(line.split("  ", 1) for line in run("scan", home / name, "unread").lines) for name in PEOPLE
+        dict(line.split("\t", 1) for line in run("scan", home / name, "unread").lines) for name in PEOPLE
     ]
     assert sites[0] == sites[1]
     assert "dinner at eight?" in run("get", home / "rome", MESSAGES, "ada+grace/invitation").text

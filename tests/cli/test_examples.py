@@ -12,11 +12,15 @@ from tests.spark import test_examples as on_spark
 
 OUTPUTS = {
     "async_client.py": """\
-visits of home: b'20'
+visits of home: 20
 set again: True
 change: b'ada' b'countess'
 change: b'ada' b'programmer'
 users: [(b'ada', b'programmer')]
+""",
+    "cache.py": """\
+{'milk': '1', 'tea': '3'}
+{'tea': '4'} True
 """,
     "first_look.py": """\
 b'programmer' b'countess'
@@ -27,6 +31,10 @@ upsert b'alan' b'logician'
 upsert b'grace' b'admiral'
 delete b'alan' None
 upsert b'grace' b'rear admiral'
+""",
+    "search_index.py": """\
+['ebb', 'flood'] ['flood']
+[] ['ebb']
 """,
     "secondary_index.py": """\
 [b'ada', b'grace'] [b'alan']

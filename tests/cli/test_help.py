@@ -1,5 +1,6 @@
 """The help: every command teaches with an example, and every example can be typed."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -8,12 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.cli.support import run, run_process
+from tests.cli.support import run
 from typer.core import TyperGroup
 from typer.main import get_command
 
 from floodmark.cli.main import COMMANDS as PLACES
-from floodmark.cli.main import app
+from floodmark.cli.main import app, main
 
 
 def find_commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -45,6 +46,7 @@ def test_all_commands_are_there() -> None:
         "add",
         "backup",
         "changes",
+        "console",
         "delete",
         "demo",
         "doctor",
@@ -60,6 +62,10 @@ def test_all_commands_are_there() -> None:
         "feed statistics",
         "feed update",
         "gc",
+        "generation drop",
+        "generation list",
+        "generation rollback",
+        "generation show",
         "get",
         "init",
         "namespace create",
@@ -67,6 +73,7 @@ def test_all_commands_are_there() -> None:
         "namespace list",
         "namespace rewrite",
         "namespace show",
+        "namespace sweep",
         "namespace update",
         "node drain",
         "node list",
@@ -77,6 +84,7 @@ def test_all_commands_are_there() -> None:
         "partition move",
         "partition rebalance",
         "partition split",
+        "publish",
         "put",
         "replicate",
         "restore",
@@ -169,14 +177,40 @@ def test_help_is_a_command_too() -> None:
     assert run("help", "feed", "run").text == run("feed", "run", "--help").text
 
 
-def test_the_shell_completes_commands_and_options() -> None:
-    def complete(line: str) -> list[str]:
-        asked = {"_FLOODMARK_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": line}
-        return re.findall(r'"([^":]+)', run_process(**asked).text)
+def complete(line: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What the shell offers behind a line."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("_FLOODMARK_COMPLETE", "complete_zsh")
+        patch.setenv("_TYPER_COMPLETE_ARGS", line)
+        with pytest.raises(SystemExit):
+            main([])
+    return re.findall(r'"([^":]+)', capsys.readouterr().out)
 
-    assert {"namespace", "node"} == set(complete("floodmark n")) & set(PLACES)
-    assert "--since" in complete("floodmark changes --si")
-    assert "create" in complete("floodmark namespace cr")
+
+def test_the_shell_completes_commands_and_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert {"namespace", "node"} == set(complete("floodmark n", capsys)) & set(PLACES)
+    assert "--since" in complete("floodmark changes --si", capsys)
+    assert "create" in complete("floodmark namespace cr", capsys)
+    assert "--version" in complete("floodmark --ver", capsys)
+
+
+def test_the_installed_command_offers_the_names_of_commands_without_importing_them() -> None:
+    script = (
+        "import sys; from floodmark.cli import main\n"
+        "try: main([])\n"
+        "finally: print([name for name in sys.modules if name.startswith('floodmark.cli.commands')])"
+    )
+    environment = {"_FLOODMARK_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "floodmark "}
+    finished = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env=os.environ | environment,
+        check=False,
+    )
+    *offered, imported = finished.stdout.splitlines()
+    assert set(re.findall(r'"([a-z]+)":', " ".join(offered))) == PLACES.keys()
+    assert imported == "[]"
 
 
 @pytest.mark.parametrize("path", ["get", "scan", "changes"])

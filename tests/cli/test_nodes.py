@@ -9,9 +9,8 @@ from tests.nodes import NodeCluster, node_cluster
 from tests.waiting import HANG_SECONDS
 
 from floodmark.cli.commands import serving
-from floodmark.cli.commands.doctor import check_nodes
 from floodmark.cli.failures import UNREACHABLE, report
-from floodmark.host.examination import Severity
+from floodmark.host.examination import Severity, check_nodes
 from floodmark.host.nodes import NodeHost
 from floodmark.host.ports import Balance
 from floodmark.model.errors import SiteLocked, Unreachable

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from tests.cli.support import run
+from tests.cli.support import Server, on_terminal, run
+from tests.server.support import serving
 
 import floodmark
 
@@ -48,8 +49,34 @@ def test_heat_counts_the_writes_of_other_processes_by_the_partitions_of_now(dire
     assert (sum(left["writes_by_interval"]), sum(right["writes_by_interval"])) == (3, 1)
     assert left["from"] < left["to"]
     header, busy, quiet = run("partition", "heat", directory, "--last", "1h").lines
-    assert header.split() == ["id", "from", "to", "writes", "share", "over", "time"]
+    assert header.split() == ["id", "from", "to", "writes", "bytes", "share", "over", "time"]
     assert busy.count("█") > quiet.count("█") > 0
+
+
+def test_heat_of_a_server_counts_reads_as_well(tmp_path: Path) -> None:
+    with serving() as (site, server):
+        users = site.create_namespace("users")
+        site.split("users", b"m")
+        users.put(b"ada", b"countess")
+        for _ in range(3):
+            users.get(b"zoe")
+        left, right = run("partition", "heat", server.url, "--json").json_lines
+        assert (left["writes"], left["reads"], right["writes"], right["reads"]) == (1, 0, 0, 3)
+        assert left["bytes"] > right["bytes"] == 0
+        assert sum(right["reads_by_interval"]) == 3
+        shown = run("partition", "heat", server.url, "--html", tmp_path / "heat.html")
+        assert shown.lines[0].split()[3:6] == ["writes", "reads", "bytes"]
+    page = (tmp_path / "heat.html").read_text("utf-8")
+    assert page.count('class="strip"') == 2
+    assert "users m" in page
+    assert "http" not in page
+
+
+def test_heat_can_be_watched(server: Server) -> None:
+    shown = on_terminal(
+        *("partition", "heat", server.url, "--watch"), until=lambda text: text.count("over time") >= 2
+    )
+    assert shown.count("over time") >= 2
 
 
 def test_heat_of_an_idle_site_has_no_bars(tmp_path: Path) -> None:

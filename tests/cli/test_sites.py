@@ -39,7 +39,7 @@ def test_init_refuses_a_directory_with_other_files(tmp_path: Path) -> None:
 
 def test_status_says_how_the_site_is(directory: Path) -> None:
     shown = dict(line.split(maxsplit=1) for line in run("status", directory).lines)
-    assert shown["site"] == "oslo, id 88, format 4"
+    assert shown["site"] == "oslo, id 88, format 5"
     assert shown["directory"] == str(directory)
     assert (shown["namespaces"], shown["partitions"]) == ("users", "1")
 
@@ -105,9 +105,9 @@ def test_odd_lifetimes_do_no_harm(directory: Path, lifetime: str, code: int) -> 
 
 
 def test_version_names_all_that_a_report_needs() -> None:
-    versions = {"floodmark": version("floodmark"), "format": 4, "python": platform.python_version()}
+    versions = {"floodmark": version("floodmark"), "format": 5, "python": platform.python_version()}
     assert run("version", "--json").json == versions
-    assert run("version").text.startswith(f"floodmark {versions['floodmark']} (format 4, Python ")
+    assert run("version").text.startswith(f"floodmark {versions['floodmark']} (format 5, Python ")
     assert run("--version").text == f"floodmark {version('floodmark')}\n"
     assert run("--debug", "--version").text == run("--version").text
     assert run("version").text.startswith(run("--version").text.strip())

@@ -13,13 +13,12 @@ from floodmark.cli.render.text import (
     align,
     draw_bar,
     draw_sparkline,
-    show_bytes,
     show_duration,
     show_expiry,
     show_moment,
     show_size,
 )
-from floodmark.model.text import json_bytes, read_at, read_bytes, read_duration
+from floodmark.model.text import json_bytes, read_at, read_bytes, read_duration, show_bytes
 from floodmark.model.version import COUNTER_MAX, compose, version_at
 
 

@@ -15,7 +15,8 @@ from tests.cli.support import FLOODMARK, PROCESS_SECONDS_MAX, ROOT
 from tests.sizes import only
 
 PAGES = [
-    ROOT / "docs" / f"{name}.md" for name in ("tutorial", "merging", "transactions", "atomic", "upgrade")
+    ROOT / "docs" / f"{name}.md"
+    for name in ("tutorial", "merging", "transactions", "atomic", "layers", "publishing", "upgrade")
 ]
 MARKER = "=== end of a command ==="
 

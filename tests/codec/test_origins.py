@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from floodmark.codec.digest import digest_change
-from floodmark.codec.records import add_origins, digest_records
+from floodmark.codec.records import MANY_RECORDS, add_origins, digest_records
 from floodmark.codec.values import FIELDS, encode_value
 from floodmark.model.change import Stamp
 from floodmark.model.errors import Corruption
@@ -20,7 +20,12 @@ expiries = st.none() | st.integers(0, (1 << 63) - 1)
 bodies = st.none() | st.binary(max_size=300).map(lambda body: bytes([FIELDS]) + body)
 versions = st.integers(1, (1 << 64) - 1)
 Row = tuple[bytes, bytes, int | None, bool, bytes | None, int]
-rows_of = st.lists(st.tuples(keys, values, expiries, st.booleans(), bodies, versions), max_size=8)
+# A few records are looked at one by one, and many at once.
+rows_of = st.builds(
+    list.__mul__,
+    st.lists(st.tuples(keys, values, expiries, st.booleans(), bodies, versions), max_size=8),
+    st.sampled_from((1, MANY_RECORDS)),
+)
 
 
 def stored_of(row: Row, *, with_origin: bool) -> bytes:
@@ -60,13 +65,14 @@ def test_digests_are_those_that_the_source_gave_the_changes(rows: list[Row], sta
     ]
 
 
-def test_what_is_not_a_record_is_refused() -> None:
-    stamp = numpy.array([7], numpy.uint64)
-    key = pyarrow.array([b"ada"])
+@pytest.mark.parametrize("count", [1, MANY_RECORDS])
+def test_what_is_not_a_record_is_refused(count: int) -> None:
+    stamp = numpy.array([7] * count, numpy.uint64)
+    key = pyarrow.array([b"ada"] * count)
     copied = encode_value(b"1", origin=Stamp(7, SITE))
     for broken in (b"", b"\x40", b"\x01", b"\x20", b"\x00\x00\x00\x09\x20"):
         with pytest.raises(Corruption):
-            add_origins(pyarrow.array([broken]), stamp, SITE)
+            add_origins(pyarrow.array([broken] * count), stamp, SITE)
     for broken in (b"", b"\x00", b"short\x04", copied[:-1] + b"\x05"):
         with pytest.raises(Corruption):
-            digest_records(key, pyarrow.array([broken]))
+            digest_records(key, pyarrow.array([broken] * count))

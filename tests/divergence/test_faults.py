@@ -206,7 +206,7 @@ def test_fault_is_found_exactly_and_mended(sites: Sites, fault: str) -> None:
     assert list(sites.find()) == []
     sites.link_all()
     assert list(sites.find()) == []
-    held = [site.namespace(expected.namespace).get(b"key") for site in sites.sites.values()]
+    held = [site.namespace(expected.namespace).stored.get(b"key") for site in sites.sites.values()]
     assert held == [expected.mended] * 3
 
 

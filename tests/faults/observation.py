@@ -108,7 +108,7 @@ def check_whole(site: Site, commits: Sequence[SeenCommit], trimmed: Version, *, 
     if any(left.version >= right.version for left, right in pairwise(commits)):
         raise Violation("whole", f"changes are not in commit order: {commits}")
     for name in site.namespaces():
-        namespace = site.namespace(name)
+        namespace = site.namespace(name).stored
         replayed = dict(namespace.scan(at=trimmed)) if trimmed else {}
         for version, changes in commits:
             mine = [change for change in changes if change.namespace == name]

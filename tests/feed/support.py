@@ -11,7 +11,6 @@ Each line on standard output is one fact, printed only when it holds:
     resolved VERSION                        the reader may go on from here another time
 """
 
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from threading import Thread
 from typing import Any, Final, NamedTuple
 
 from tests.site.support import START_MS, HookedEngine, host_of, nothing
+from tests.site.support_writer import say
 
 import floodmark
 from floodmark.codec.ordered import NAMESPACE_BYTES
@@ -207,12 +207,6 @@ def trim_log(world: World) -> Version:
 
 
 # The child
-
-
-def say(*words: object) -> None:
-    """Print a line in one piece: threads and the kill cannot cut it."""
-    line = " ".join(word.decode() if isinstance(word, bytes) else str(word) for word in words)
-    os.write(1, f"{line}\n".encode())
 
 
 def write_for_ever(site: Site, users: Namespace, name: str, chance: Random) -> None:

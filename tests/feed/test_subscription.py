@@ -60,6 +60,24 @@ def test_what_was_acknowledged_does_not_come_again_and_everything_else_does(stag
     assert [delivery.is_redelivered for delivery in again] == [True, True, False]
 
 
+def test_a_consumer_that_holds_one_change_at_a_time_gets_an_atomic_batch_whole() -> None:
+    """Though it stops after each of them, and what it reads is cut inside of the batch."""
+    stage = make_stage(cut=1)
+    stage.site.split("users", b"b")
+    with stage.site.atomic() as batch:
+        for key in (b"a", b"b", b"c"):
+            batch.put(stage.users, key, b"1")
+    write(stage.users, b"d")
+    found = []
+    for _ in range(4):
+        with stage.subscribe(unacked_max=1) as subscription:
+            delivery = next(iter(subscription))
+            found.append((delivery.change.key, delivery.change.batch))
+            delivery.acknowledge()
+    assert found == [*((key, batch.version) for key in (b"a", b"b", b"c")), (b"d", None)]
+    assert list(stage.subscribe()) == []
+
+
 def test_iterating_goes_on_where_it_was_left(stage: Stage) -> None:
     write(stage.users, b"a", b"b")
     subscription = stage.subscribe()

@@ -83,6 +83,9 @@ class Content(TypedDict):
     open_transactions: NotRequired[list[str]]
     # By subscription, the versions that it got and did not acknowledge.
     unacknowledged: NotRequired[dict[str, list[int]]]
+    # The ids of namespaces, and those under which their records stand where these are others.
+    ids: NotRequired[dict[str, int]]
+    physical: NotRequired[dict[str, int]]
 
 
 class Author:
@@ -96,6 +99,8 @@ class Author:
         self.safe_points: list[tuple[str, int, int, int | None]] = []
         # Namespace ids and partition ranges as this account has them, in order of keys.
         self.ids: dict[str, int] = {}
+        self.physical: dict[str, int] = {}
+        self.next_id = 1
         self.partitions: list[tuple[int, str, str | None]] = []
         self.heartbeats = self.seals = 0
         self.watermarks: dict[str, dict[str, int]] = {}
@@ -117,7 +122,8 @@ class Author:
     def create(self, name: str, ttl: timedelta | None, merge: MergePolicy = "last_write") -> None:
         self.pass_time()
         self.site.create_namespace(name, merge=merge, ttl=ttl, retention=RETENTION)
-        self.ids[name] = len(self.ids) + 1
+        self.ids[name] = self.next_id
+        self.next_id += 1
         self.settings[name] = {
             "merge": merge,
             "ttl_seconds": None if ttl is None else ttl.total_seconds(),
@@ -135,6 +141,17 @@ class Author:
         expires_at = None if lifetime is None else self.now_ms // 1000 + int(float(lifetime))
         for key, value in sorted(pairs.items()):
             self.note(name, key, version, value, None if value is None else expires_at)
+
+    def publish(self, name: str, pairs: dict[bytes, bytes]) -> None:
+        """Replace a namespace, as of the last write; its records get an id of their own, and that version."""
+        self.pass_time()
+        base = self.writes[-1]["version"]
+        self.site.generations.publish(name, pairs, base=base, keep=0, publisher="author")
+        self.physical[name] = self.next_id
+        self.next_id += 1
+        self.writes = [write for write in self.writes if write["namespace"] != name]
+        for key, value in pairs.items():
+            self.note(name, key, base, value)
 
     def note(
         self, name: str, key: bytes, version: int, value: bytes | None, expires_at: int | None = None
@@ -222,6 +239,7 @@ def write_site(path: Path) -> Content:
     author.partitions = [(only.id, "", None)]
     author.create("users", None)
     author.create("sessions", timedelta(minutes=30))
+    author.create("prices", None)
     _write_what_is_collected(author)
     collected = _collect(author)
     _write_before_the_splits(author)
@@ -260,6 +278,8 @@ def write_site(path: Path) -> Content:
         "watermarks": author.watermarks,
         "open_transactions": transactions,
         "unacknowledged": unacknowledged,
+        "ids": author.ids,
+        "physical": author.physical,
     }
 
 
@@ -268,6 +288,8 @@ def _write_what_is_collected(author: Author) -> None:
     author.put("users", {b"old": b"second"})
     author.put("users", {b"doomed": b"will be deleted"})
     author.put("users", {b"doomed": None})
+    author.put("prices", {b"kiwi": b"1"})
+    author.publish("prices", {b"apple": b"2", b"pear": b"3"})
     author.put("sessions", {b"expired": b"token"}, ttl=5)
 
 

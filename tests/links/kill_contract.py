@@ -143,7 +143,7 @@ class KillContract:
             found = set(dict(one.namespace("users").scan()))
             for name, (count,) in acknowledged.items():
                 assert {b"%s-%05d" % (name.encode(), number) for number in range(count)} <= found
-            assert int(one.namespace("counts").get(b"all") or 0) >= sum(
+            assert (one.namespace("counts").get(b"all") or 0) >= sum(
                 count for (count,) in acknowledged.values()
             )
             for site in (one, two, three):

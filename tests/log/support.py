@@ -12,7 +12,7 @@ from tests.contracts.ledger import entries_of
 from tests.waiting import HANG_SECONDS
 
 from floodmark.codec.entries import decode_entry
-from floodmark.log import BatchedWriter, EntryId, Ledger, Marks, Position
+from floodmark.log import BatchedWriter, EntryId, Ledger, Marks, Position, Promise
 from floodmark.log.base import NO_MARKS
 from floodmark.testing.ledgers import MemoryLedger
 
@@ -125,3 +125,10 @@ def interrupt_at(number: int, where: str, step: Callable[[], object]) -> bool:
     finally:
         sys.settrace(before)
     return next(calls) > number
+
+
+class Shout(Promise[str]):
+    """A promise that says where its record is."""
+
+    def complete(self, position: Position) -> None:
+        self.set_result(f"at {position.entry}!")

@@ -5,10 +5,10 @@ from itertools import count
 from threading import Thread
 
 import pytest
-from tests.log.support import GatedLedger, busy, interrupt_at, records_of
+from tests.log.support import GatedLedger, Shout, busy, interrupt_at, records_of
 from tests.waiting import HANG_SECONDS
 
-from floodmark.log import BatchedWriter, Position, Promise
+from floodmark.log import BatchedWriter, Position
 from floodmark.log import writer as writer_module
 from floodmark.model.errors import StorageFailed
 
@@ -24,13 +24,6 @@ def writer(ledger: GatedLedger) -> Iterator[BatchedWriter[bytes]]:
     yield writer
     ledger.gate.set()
     writer.close()
-
-
-class Shout(Promise[str]):
-    """A promise that says where its record is."""
-
-    def complete(self, position: Position) -> None:
-        self.set_result(f"at {position.entry}!")
 
 
 @pytest.mark.parametrize("is_busy", [True, False], ids=["busy", "idle"])

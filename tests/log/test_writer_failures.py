@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from threading import Event, Thread
 
 import pytest
-from tests.log.support import GatedLedger, answers, batches_of, busy, records_of, run_threads
+from tests.log.support import GatedLedger, Shout, answers, batches_of, busy, records_of, run_threads
 from tests.waiting import HANG_SECONDS, wait_until
 
 from floodmark.log import BatchedWriter, BatchSettings, Position, Promise
@@ -183,13 +183,6 @@ def test_a_batch_of_which_all_records_are_cancelled_is_not_written(
     assert writer.flush(HANG_SECONDS)
     assert records_of(ledger) == []
     assert writer.statistics().bytes_in_flight == 0
-
-
-class Shout(Promise[str]):
-    """A future of one's own."""
-
-    def complete(self, position: Position) -> None:
-        self.set_result(f"at {position.entry}!")
 
 
 def test_a_promise_is_told_in_its_turn_and_left_alone_if_its_record_was_not_taken(

@@ -5,7 +5,7 @@ from contextlib import suppress
 from itertools import permutations
 from random import Random
 from threading import Event
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -42,7 +42,7 @@ class Foreign(NamedTuple):
         return encode_value(self.value or b"", self.expires_at, self.value is None, origin=self.stamp)
 
 
-def qualify(users: Namespace, key: bytes) -> bytes:
+def qualify(users: Namespace[Any], key: bytes) -> bytes:
     return encode_namespace(users.id) + key
 
 

@@ -13,13 +13,29 @@ from tests.site.support import HookedEngine, node_of, nothing, open_memory, watc
 from tests.waiting import HANG_SECONDS
 
 from floodmark.clock import HybridClock
+from floodmark.codec.ordered import encode_prefixes
 from floodmark.engine import WriteRow
 from floodmark.engine.rocks import RocksEngine
-from floodmark.model.errors import OutcomeUnknown, PartitionStopped, Retryable, StorageFailed, StorageFull
-from floodmark.model.version import Version
+from floodmark.model.batch import mint_batch
+from floodmark.model.errors import (
+    Conflict,
+    OutcomeUnknown,
+    PartitionStopped,
+    Retryable,
+    StorageFailed,
+    StorageFull,
+    TransactionEnded,
+)
+from floodmark.model.limits import BATCH_AGE_MS_MAX
+from floodmark.model.partition import ReadSet
+from floodmark.model.ranges import KeyRange
+from floodmark.model.version import Version, physical_ms
 from floodmark.partition import FAMILIES, META, Node
 from floodmark.partition.commit.commit import Commit, Mint, RoundStep, Writes
 from floodmark.partition.commit.turn import TurnToken
+from floodmark.partition.committer import commit_together
+from floodmark.partition.prepared.outcomes import NamedCommit
+from floodmark.partition.validating import Validation
 from floodmark.site import Namespace, Site, open_engine
 from floodmark.testing.clock import SimulatedTime
 
@@ -312,3 +328,129 @@ def test_on_a_full_disk_a_round_writes_only_what_frees_something(users: Namespac
         assert not thread.is_alive()
     storage.refuse(None)
     assert (len(refusals), users.get(b"ada"), node.engine.get(META, b"freed")) == (1, None, b"1")
+
+
+def test_reader_reads_below_the_round_at_work_and_does_not_wait(
+    site: Site, users: Namespace, engine: HookedEngine
+) -> None:
+    committer = node_of(site).committer
+    users.put(b"ada", b"1")
+    seen: list[bytes | None] = []
+
+    def read(operation: str) -> None:
+        if operation == "sync":
+            seen.append(users.get(b"ada", at=committer.read_version()))
+
+    engine.before = read
+    users.put(b"ada", b"2")
+    engine.before = nothing
+    assert seen == [b"1"]
+    assert users.get(b"ada", at=committer.read_version()) == b"2"
+
+
+def test_floor_of_an_idle_time_is_not_read_at(
+    site: Site, users: Namespace, engine: HookedEngine, time: SimulatedTime
+) -> None:
+    committer = node_of(site).committer
+    users.put(b"ada", b"1")
+    time.advance(200)
+    seen: list[Version] = []
+
+    def look(operation: str) -> None:
+        if operation == "sync":
+            seen.append(committer.read_version())
+
+    engine.before = look
+    users.put(b"ada", b"2")
+    engine.before = nothing
+    assert [physical_ms(version) for version in seen] == [time()]
+
+
+def test_transactions_of_one_round_conflict_only_on_what_they_have_read(site: Site, users: Namespace) -> None:
+    node = node_of(site)
+    since = users.put(b"ada", b"1")
+    ada, bob = users.encoding.qualify(b"ada"), users.encoding.qualify(b"bob")
+    partition = node.map.route(ada)
+
+    def transaction(read: bytes, written: bytes) -> Commit:
+        validation = Validation(node.committer, lambda: node.map, {}, ReadSet(since, [read]))
+        writes = Writes([written], encode_prefixes([written]), [b"2\0"], 10)
+        return Commit(partition, writes, durable=True, validation=validation)
+
+    commits = [transaction(ada, bob), transaction(ada, ada), transaction(ada, ada), transaction(bob, ada)]
+    commit_together(node.committer, commits)
+    assert [type(commit.error) for commit in commits] == [type(None), type(None), Conflict, Conflict]
+    assert commits[3].error is not None
+    assert commits[3].error.details["key"] == b"bob"
+    assert users.get(b"ada") == users.get(b"bob") == b"2"
+
+
+@pytest.mark.parametrize("keys", [[b"ada"], [b"ada", b"bob"]])
+def test_commit_whose_id_is_too_old_is_refused(site: Site, users: Namespace, keys: list[bytes]) -> None:
+    node, qualified = node_of(site), list(map(users.encoding.qualify, keys))
+    values, batch = [b"1\0"] * len(keys), len(keys) > 1
+    transaction = mint_batch(node.clock.physical_ms() - BATCH_AGE_MS_MAX - 1_000)
+    with pytest.raises(TransactionEnded, match="took too long"):
+        node.map.route(qualified[0]).write(
+            qualified, values, durable=True, batch=batch, transaction=transaction
+        )
+    assert list(users.scan()) == []
+
+
+@pytest.mark.parametrize("in_round", [False, True])
+def test_write_to_a_range_after_it_was_looked_through_is_a_conflict(
+    site: Site, users: Namespace, in_round: bool
+) -> None:
+    node, (ada, bob) = node_of(site), map(users.encoding.qualify, (b"ada", b"bob"))
+    validation = Validation(
+        node.committer, lambda: node.map, {}, ReadSet(node.committer.now(), (), [KeyRange(ada, None)])
+    )
+    validation.look_ahead()
+
+    def commit(key: bytes, validation: Validation | None) -> Commit:
+        writes = Writes([key], encode_prefixes([key]), [b"1\0"], 10)
+        return Commit(node.map.route(key), writes, durable=True, validation=validation)
+
+    commits = [commit(bob, None), commit(ada, validation)]
+    for together in [commits] if in_round else [[each] for each in commits]:
+        commit_together(node.committer, together)
+    assert commits[0].error is None
+    assert isinstance(commits[1].error, Conflict)
+    assert commits[1].error.details["key"] == b"bob"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_commit_that_comes_twice_in_a_round_happens_once(
+    site: Site, users: Namespace, engine: HookedEngine, fails: bool
+) -> None:
+    node, ada = node_of(site), users.encoding.qualify(b"ada")
+    named = NamedCommit(engine, mint_batch(node.clock.physical_ms()), ada)
+    validation = Validation(node.committer, lambda: node.map, {}, ReadSet(node.committer.now(), [ada]))
+
+    def commit() -> Commit:
+        writes = Writes([ada], encode_prefixes([ada]), [b"1\0"], 10)
+        return Commit(node.map.route(ada), writes, durable=True, validation=validation, named=named)
+
+    commits = [commit(), commit()]
+    engine.before = fail("sync", OutcomeUnknown("no answer")) if fails else nothing
+    commit_together(node.committer, commits)
+    assert [each.error for each in commits] == [None, None]
+    assert commits[0].version == commits[1].version != 0
+    assert [change.version for change in site.changes("users")] == [commits[0].version]
+
+
+def test_transaction_whose_round_cannot_raise_the_bound_of_the_clock_fails_at_once(
+    site: Site, users: Namespace, engine: HookedEngine
+) -> None:
+    """The round holds the turn: to wait for it in there, for a recovery, would be to wait for itself."""
+    transaction = site.transaction()
+    assert transaction.get(users, b"ada") is None
+    for key in (b"ada", b"bob"):
+        transaction.put(users, key, b"1")
+    node = node_of(site)
+    node.clock._bound = node.clock.latest
+    engine.before = fail("write", StorageFailed("the disk refused a write; try again"))
+    with pytest.raises(StorageFailed):
+        transaction.commit()
+    site.run_transaction(lambda t: t.put(users, b"ada", t.get(users, b"bob") or b"2"))
+    assert users.get(b"ada") == b"2"

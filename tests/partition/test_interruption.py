@@ -120,7 +120,8 @@ def test_exception_of_a_signal_handler_inside_an_engine_call_reaches_the_program
     with floodmark.open(tmp_path, site="oslo", background=False) as site:
         users = site.create_namespace("users")
         users.put(b"ada", b"1")
-        engine: Any = node_of(site).engine
+        generations: Any = node_of(site).engine
+        engine = generations.below
 
         class Interrupted:
             """RocksDB's handle, with a signal at the end of each call."""

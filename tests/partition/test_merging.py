@@ -165,7 +165,7 @@ def test_change_has_the_value_that_a_reader_at_its_version_finds(
         for _, key, write, _ in history:
             write(site, key)
         for change in site.changes():
-            assert site.namespace(change.namespace).get(change.key, at=change.version) == change.value
+            assert site.namespace(change.namespace).stored.get(change.key, at=change.version) == change.value
 
 
 # Ways to read

@@ -1,6 +1,6 @@
-"""Nodes on a shared engine: who serves what, and what becomes of a node that was declared dead."""
+"""Nodes on a shared engine: which node serves a partition, and the fate of a node that is declared dead."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -22,7 +22,7 @@ from floodmark.model.errors import (
     TransactionEnded,
 )
 from floodmark.model.limits import NODES_MAX
-from floodmark.model.partition import Decision, Fate
+from floodmark.model.partition import Decision, Fate, Partition
 from floodmark.model.ranges import KeyRange
 from floodmark.partition import META
 from floodmark.partition.layout import load_logs, load_partitions
@@ -111,15 +111,26 @@ def test_a_zombie_can_do_no_harm_and_finds_its_way_back() -> None:
     assert put(first, b"2") > version
 
 
-def test_a_node_that_cannot_beat_answers_no_read_of_the_newest_state() -> None:
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda partition: partition.get(KEY),
+        lambda partition: partition.get_many([KEY])[0],
+        lambda partition: partition.read_batches([KEY], ()).records[0].value,
+    ],
+    ids=["get", "get_many", "read_batches"],
+)
+def test_a_node_that_cannot_beat_answers_no_read_of_the_newest_state(
+    read: Callable[[Partition], bytes | None],
+) -> None:
     cluster = Cluster()
     first, _ = cluster.nodes
     put(first, b"1")
     cluster.time.advance(LEASE_MS)
     with pytest.raises(NodeFenced, match="could not beat for 3 seconds"):
-        serving(first).get(KEY)
+        read(serving(first))
     first.membership.beat()
-    assert serving(first).get(KEY) == b"1"
+    assert read(serving(first)) == b"1"
 
 
 def test_prepared_writes_hold_the_successor_back_until_they_have_ended() -> None:

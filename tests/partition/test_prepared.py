@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from threading import Event, Thread
+from typing import Any
 
 import pytest
 from tests.site.support import HookedEngine, node_of, open_memory
@@ -65,7 +66,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preparing, "PREPARE_ASKS_MAX", settling.ASKS_MAX)
 
 
-def qualify(users: Namespace, key: bytes) -> bytes:
+def qualify(users: Namespace[Any], key: bytes) -> bytes:
     return encode_namespace(users.id) + key
 
 
@@ -272,6 +273,19 @@ def test_closing_the_site_ends_the_waiting(
         site.close()
 
     run_threads(read, close)
+
+
+def test_unchanged_keys_of_several_partitions_settle_what_is_prepared_on_one(
+    site: Site, users: Namespace, coordinator: Coordinator
+) -> None:
+    site.split("users", b"m")
+    since = site.now()
+    partition = node_of(site).map.route(qualify(users, b"z"))
+    version = prepare(partition, users, "t", z=b"1")
+    coordinator.fates["t"] = Fate(Decision.COMMIT, version)
+    rows = {qualify(users, key): encode_value(b"2") for key in (b"a", b"z")}
+    assert site.host.router.put_unchanged(rows, since, durable=True) == 1
+    assert users.get_many([b"a", b"z"]) == [b"2", b"1"]
 
 
 @pytest.mark.parametrize("commits", [True, False])

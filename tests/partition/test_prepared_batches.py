@@ -121,8 +121,8 @@ def test_adds_of_several_batches_all_count(site: Site, batches: Batches) -> None
     counts.add(b"ada", 1)
     for batch, version in reversed(prepared.items()):
         batches.commit(batch, key, version)
-    assert counts.get(b"ada") == b"21"
-    assert [counts.get(b"ada", at=version) for version in prepared.values()] == [b"5", b"10", b"15", b"20"]
+    assert counts.get(b"ada") == 21
+    assert [counts.get(b"ada", at=version) for version in prepared.values()] == [5, 10, 15, 20]
 
 
 # The mark, and copies
@@ -421,6 +421,53 @@ def test_an_open_batch_holds_back_only_the_partitions_that_it_is_in(
     assert batches.partition(keys[0]).resolved_version() < p
     assert batches.partition(keys[1]).resolved_version() > p
     assert batches.node.resolved_version() < p
+
+
+def test_an_open_batch_holds_feeds_of_the_site_back_but_no_read_of_other_keys(
+    batches: Batches, site: Site, keys: tuple[bytes, bytes]
+) -> None:
+    """A feed's checkpoint is a version of the site: what ends there must not cut a batch anywhere."""
+    other = site.create_namespace("other")
+    batch = batches.new()
+    version = batches.prepare(batch, keys[0])
+    asked: list[str] = []
+
+    def settle(batch: str, _: Sequence[bytes]) -> Fate:
+        asked.append(batch)
+        return Fate(Decision.UNDECIDED)
+
+    batches.node.settle_by(lambda _: Fate(Decision.UNDECIDED), settle)
+    other.put(b"a", b"1")
+    assert other.compare_and_set(b"a", b"1", b"2")
+    assert dict(other.scan(at=site.now())) == {b"a": b"2"}
+    assert other.get(b"a", at=site.now()) == b"2"
+    assert site.read_atomic([(other, b"a")]) == [b"2"]
+    assert asked == []
+    assert list(site.changes("other")) == []
+    batches.commit(batch, keys[0], version)
+    assert [change.value for change in site.changes("other")] == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_resolved_version_never_cuts_a_batch(
+    batches: Batches, site: Site, users: Namespace, keys: tuple[bytes, bytes], first: int
+) -> None:
+    """Feeds, exports and backups end there: half of a batch is committed, and none of them has any of it."""
+    batch, cut_changes = batches.new(), site.host.versions.cut_changes
+    version = max(batches.prepare(batch, key, siblings=keys) for key in keys)
+    batches.commit(batch, keys[first], version)
+    later = users.put(b"later", b"1")
+    since, resolved = version - 1, site.resolved_version()
+    assert resolved < version
+    assert changes_of(site) == []
+    assert cut_changes("users", since, 1, None, False).changes == 0
+    batches.commit(batch, keys[1 - first], version)
+    assert [change.batch for change in changes_of(site)] == [version, version, None]
+    cut = cut_changes("users", since, 1, None, False)
+    assert cut.changes == 2
+    assert version <= cut.version < later
+    assert dict(users.scan(at=site.resolved_version())) == {b"ada": b"1", b"later": b"1", b"zoe": b"1"}
+    assert dict(users.scan(at=resolved)) == {}
 
 
 def test_a_reader_never_meets_a_table_that_is_loaded_in_part(

@@ -75,7 +75,7 @@ class Witness:
             assert there == committed
             for transaction, end in self.ended.items():
                 assert (transaction.encode() in committed) == (end == "committed")
-            total = int(site.namespace("counts").get(SHARED) or b"0")
+            total = site.namespace("counts").get(SHARED) or 0
             assert total % 1_000 == len(committed) % 1_000
             # One add may have happened in each life that nobody was told of.
             assert 0 <= total // 1_000 - len(committed) // 1_000 - self.added <= KILLS

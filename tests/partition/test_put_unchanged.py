@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.site.support import START_MS, HookedEngine, node_of, open_memory, watch_line
+from tests.site.support import START_MS, HookedEngine, node_of, open_memory, persist, watch_line
 from tests.waiting import HANG_SECONDS, run_threads
 
 from floodmark.codec.digest import digest_change
@@ -20,7 +20,7 @@ from floodmark.codec.values import TOMBSTONE, decode_value, encode_value
 from floodmark.engine import Engine, MemoryEngine
 from floodmark.engine.rocks import RocksEngine
 from floodmark.model.change import Stamp
-from floodmark.model.errors import Corruption, FloodmarkError, InvalidArgument, OutcomeUnknown, Retryable
+from floodmark.model.errors import Corruption, FloodmarkError, InvalidArgument
 from floodmark.model.version import Version
 from floodmark.partition import FAMILIES, FILTERED_BYTES
 from floodmark.partition.read.records import find_stored
@@ -73,6 +73,22 @@ def test_nothing_left_to_store_is_no_commit(site: Site, users: Namespace) -> Non
     assert site.host.router.put_unchanged({}, since, durable=True) == 0
     after = site.statistics()
     assert (after.commits, after.changes) == (before.commits, before.changes)
+
+
+def test_several_partitions_of_a_node_are_one_commit(site: Site, users: Namespace) -> None:
+    site.split("users", b"m")
+    since = site.now()
+    users.put(b"later", b"kept")
+    before = site.statistics().commits
+    rows = {b"a": b"1", b"later": b"lost", b"z": b"1", b"gone": None}
+    assert put_unchanged(site, users, rows, since) == 3
+    stored = [change for change in site.changes("users") if change.key != b"later"]
+    assert [(change.key, change.value) for change in stored] == [(b"a", b"1"), (b"gone", None), (b"z", b"1")]
+    assert len({change.version for change in stored}) == 1
+    assert len({change.partition for change in stored}) == 2
+    assert site.statistics().commits == before + 1
+    assert put_unchanged(site, users, rows, since) == 0
+    assert users.get(b"later") == b"kept"
 
 
 def test_expired_record_counts_with_its_stamp(site: Site, users: Namespace, time: SimulatedTime) -> None:
@@ -441,17 +457,6 @@ def open_faulty(engine: FaultyEngine) -> Iterator[Site]:
     finally:
         with suppress(FloodmarkError, SimulatedCrash):
             site.close()
-
-
-def persist(engine: FaultyEngine, act: Callable[[], Result]) -> Result:
-    """Do something again and again until it succeeds; a fault that would last for ever is healed."""
-    for _ in range(5):
-        try:
-            return act()
-        except (Retryable, OutcomeUnknown):
-            if engine.fired:
-                engine.heal()
-    return act()
 
 
 @pytest.mark.parametrize("fault", [fault for fault in Fault if fault is not Fault.CRASH])

@@ -1,7 +1,7 @@
 """Changes arrive at other sites in whole commits, each once, and every loss on the way is found."""
 
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 
 import msgspec
@@ -37,14 +37,6 @@ from floodmark.site import open_engine
 
 def pairs(count: int, value: bytes = b"1") -> dict[bytes, bytes]:
     return {b"key-%04d" % number: value for number in range(count)}
-
-
-@pytest.fixture
-def mesh() -> Iterator[Mesh]:
-    mesh = Mesh("oslo", "rome", topology=False)
-    yield mesh
-    for site in mesh.sites.values():
-        site.close()
 
 
 def test_a_commit_is_one_commit_at_the_target_whatever_partitions_it_lies_in(mesh: Mesh) -> None:

@@ -42,7 +42,7 @@ def test_everybody_holds_the_same_afterwards(world: World) -> None:
     world.link_all()
     world.link_all()
     world.require_equal()
-    assert world["oslo"].namespace("counts").get(b"all") == b"7"
+    assert world["oslo"].namespace("counts").get(b"all") == 7
 
 
 def test_positions_are_those_of_the_backup_and_nothing_is_read_twice(world: World) -> None:

@@ -276,6 +276,24 @@ def test_heartbeats_that_go_through_the_same_version_are_checked_as_one(mesh: Me
     assert dict(mesh["rome"].namespace("users").scan()) == {b"ada": b"value", b"bob": b"builder"}
 
 
+def test_a_link_that_begins_above_its_first_heartbeat_misses_nothing(mesh: Mesh) -> None:
+    """Over several nodes a heartbeat ends where the slowest one is."""
+    node = embedded(mesh["oslo"]).node
+    node.settle_by(lambda _: Fate(Decision.UNDECIDED))
+    (partition,) = node.map.partitions
+    users = mesh["oslo"].host.namespaces.find_namespace("users").id
+    version = partition.prepare("t", [encode_namespace(users) + b"bob"], [encode_value(b"builder")])
+    begin = mesh.put("oslo", b"ada")
+    mesh.beat("oslo")
+    partition.commit_prepared("t", version)
+    mesh.put("oslo", b"kim")
+    mesh.beat("oslo")
+    mesh.beat("oslo")
+    run_step(mesh["oslo"].host, mesh["rome"].host, changed(mesh.plan("oslo", "rome"), start=begin))
+    row = row_of(mesh["rome"])
+    assert (row.checked, row.unchecked, row.findings) == (1, 2, ())
+
+
 def lose_one(applied: Applied) -> Applied:
     """One change less than there was."""
     part = applied.namespaces["users"]

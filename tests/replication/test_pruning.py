@@ -58,7 +58,7 @@ def test_it_is_forgotten_when_everybody_is_known_to_have_it(world: World) -> Non
         counter = decode_state(world.records(site, "counts")[b"home"])
         assert isinstance(counter, CounterState)
         assert counter.deleted is None
-        assert world[site].namespace("counts").get(b"home") == b"4"
+        assert world[site].namespace("counts").get(b"home") == 4
     world.require_equal()
 
 

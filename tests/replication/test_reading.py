@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow
-import pytest
 from tests.replication.support_links import Mesh
 
 from floodmark.codec.values import decode_value
@@ -12,14 +11,6 @@ from floodmark.links.reading import ROWS, RowKind, decode_beat, read_part, read_
 from floodmark.links.steps import plan_step
 from floodmark.model.change import Stamp, Tally
 from floodmark.model.ranges import KeyRange
-
-
-@pytest.fixture
-def mesh() -> Iterator[Mesh]:
-    mesh = Mesh("oslo", "rome", topology=False)
-    yield mesh
-    for site in mesh.sites.values():
-        site.close()
 
 
 def rows_of(batches: Iterator[pyarrow.RecordBatch]) -> list[dict[str, Any]]:

@@ -4,11 +4,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.nodes import cluster
 from tests.server.certificates import Certificates, make_certificates
 from tests.server.support import connected, serving
 
 from floodmark.server import Server
 from floodmark.site import Namespace, Site
+
+# A fixture for these tests.
+__all__ = ["cluster"]
 
 
 @pytest.fixture

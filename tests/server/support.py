@@ -121,7 +121,7 @@ def intercept(server: Server, action: str, answer: Callable[[Callable[[], bytes]
     intercepting: Any = Intercepting()
     is_over_resp = action.encode() in calls
     if is_over_resp:
-        calls[action.encode()] = Intercepted(intercepting)
+        calls[action.encode()] = Intercepted(intercepting, server.service.admission)
     else:
         service.handlers[action] = intercepting
     return is_over_resp

@@ -90,8 +90,8 @@ def test_what_moves_positions_or_changes_settings_is_audited() -> None:
         "administration.examine",
         *("peers.fate", "peers.peer_versions", "peers.sync_peer"),
         *("peers.run_commands", "peers.peer_heat", "peers.peer_partitions", "peers.refresh_peer"),
-        *("prepare", "commit_prepared", "abort_prepared", "ask_prepared", "ended_prepared"),
-        *("validate", "settle", "repair"),
+        *("prepare", "prepare_batch", "commit_prepared", "abort_prepared", "ended_prepared"),
+        *("validate", "reserve", "settle", "repair"),
     }
 
 

@@ -54,9 +54,12 @@ async def use_everything(site: AsyncSite) -> None:
     assert await users.compare_and_set(b"bob", b"3", b"5")
     assert not await users.compare_and_set(b"bob", b"3", b"6")
     assert not await users.compare_and_set(b"bob", bytes(20_000_000), b"6")
-    await users.delete(b"cyd")
+    watched = await site.watch(users, b"cyd")
+    assert await users.delete(b"cyd") == await watched
     await asyncio.gather(*(counts.add(b"home") for _ in range(100)))
-    assert await counts.get(b"home") == b"100"
+    assert await counts.get(b"home") == 100
+    assert await counts.get_many([b"home", b"none"]) == [100, None]
+    assert [pair async for pair in counts.scan()] == [(b"home", 100)]
     await records.put(b"ada", {"city": "London", "born": 1815})
     await records.update(b"ada", {"title": "countess"})
     await records.delete_field(b"ada", "city")
@@ -68,8 +71,8 @@ async def use_everything(site: AsyncSite) -> None:
     assert record is not None
     assert record.version == batch.version > 0
     pairs = [(users, b"bob"), (counts, b"home"), (users, b"none")]
-    assert await site.read_atomic(pairs) == [b"5", b"101", None]
-    assert await site.read_atomic_many(pairs) == dict(zip(pairs, (b"5", b"101", None), strict=True))
+    assert await site.read_atomic(pairs) == [b"5", 101, None]
+    assert await site.read_atomic_many(pairs) == dict(zip(pairs, (b"5", 101, None), strict=True))
 
     async def fail() -> None:
         async with site.atomic() as batch:

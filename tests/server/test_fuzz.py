@@ -87,8 +87,8 @@ def bodies(chance: Random, rounds: int) -> Iterator[bytes]:
 
 
 def actions(server: Server) -> list[str]:
-    # Those that end the test, or take long, are meant for others.
-    spared = {"administration.drop_namespace", "administration.collect_garbage"}
+    # Those that end the test, cut the partition of other tests, or take long.
+    spared = {"administration.drop_namespace", "administration.collect_garbage", "peers.split_peer"}
     return sorted(server.service.handlers.keys() - spared)
 
 

@@ -1,6 +1,6 @@
 """Atomic batches over several nodes: whole or not there, whoever dies, and however their partitions move."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
@@ -13,7 +13,10 @@ from floodmark.codec.values import encode_value
 from floodmark.model.batch import mint_batch
 from floodmark.model.errors import CommitTooLarge, OutcomeUnknown, PartitionMoved
 from floodmark.model.partition import CommitLimits, Partition
+from floodmark.model.version import Version
 from floodmark.partition.node import ended_batches
+from floodmark.partition.prepared.steps import Prepare
+from floodmark.partition.prepared.writes import OpenWrite
 from floodmark.routing.batches import FORGET_MS, BatchWriter
 from floodmark.server import ServerOptions
 from floodmark.site import Site
@@ -27,13 +30,6 @@ FLIGHT = ServerOptions(resp_listen=None)
 
 class Died(Exception):
     """A writer has died."""
-
-
-@pytest.fixture
-def cluster() -> Iterator[NodeCluster]:
-    with node_cluster() as nodes:
-        nodes.spread()
-        yield nodes
 
 
 def qualified(cluster: NodeCluster) -> list[bytes]:
@@ -133,7 +129,25 @@ def test_counters_and_fields_join_a_batch_over_nodes(cluster: NodeCluster) -> No
         with site.atomic() as batch:
             batch.add(unread, b"ada", 1)
             batch.put(users, b"ada", b"hello")
-    assert (unread.get(b"ada"), users.get(b"ada")) == (b"2", b"hello")
+    assert (unread.get(b"ada"), users.get(b"ada")) == (2, b"hello")
+
+
+def test_a_part_that_others_block_is_prepared_when_these_have_ended(
+    cluster: NodeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The round of a node refuses it, and its writer asks again, in a way that may wait."""
+    blocked: list[str] = []
+
+    def is_blocked(step: Prepare, _: Version, others: Sequence[OpenWrite]) -> bool:
+        step.blocking = others
+        blocked.extend(write.transaction for write in others)
+        return bool(others)
+
+    die_after(cluster, len(KEYS), b"1")
+    monkeypatch.setattr(Prepare, "_is_crowding", is_blocked)
+    write(cluster.sites[1], b"2")
+    assert values(cluster.sites[2]) == {b"2"}
+    assert len(set(blocked)) == 1
 
 
 @pytest.mark.parametrize("steps", range(STEPS))

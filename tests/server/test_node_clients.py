@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.nodes import NodeCluster, node_cluster
+from tests.nodes import NodeCluster
 from tests.server.support import open_memory
 from tests.waiting import HANG_SECONDS
 
@@ -18,14 +18,6 @@ from floodmark.site.connecting import connect
 from floodmark.wire import Connection
 
 PAIRS = {b"ada": b"a", b"ken": b"k", b"zoe": b"z"}
-
-
-@pytest.fixture
-def cluster() -> Iterator[NodeCluster]:
-    """Three nodes, each with a third of the keys of `users`."""
-    with node_cluster() as nodes:
-        nodes.spread()
-        yield nodes
 
 
 @pytest.fixture
@@ -51,6 +43,14 @@ def put_surely(namespace: Namespace, key: bytes, value: bytes) -> int:
         return namespace.put(key, value)
 
 
+def test_a_client_is_told_where_a_key_is_served(cluster: NodeCluster, client: Site) -> None:
+    ids = [each.id for each in client.partitions()]
+    for number, key in enumerate(PAIRS, 1):
+        location = client.locate("users", key)
+        assert (location.node, location.url) == (number, cluster.servers[number].url)
+        assert location.partition == ids[number - 1]
+
+
 def test_calls_wait_for_a_takeover(cluster: NodeCluster, client: Site) -> None:
     users = client.namespace("users")
     users.put_many(PAIRS)
@@ -67,6 +67,14 @@ def test_calls_wait_for_a_takeover(cluster: NodeCluster, client: Site) -> None:
     assert found[2].items() >= PAIRS.items()
     assert found[3:] == [True, "orders", True]
     assert dict(users.scan()) == {**PAIRS, b"bob": b"b"}
+
+
+def test_watches_of_keys_at_all_nodes_outlive_a_takeover(cluster: NodeCluster, client: Site) -> None:
+    users = client.namespace("users")
+    watches = {key: client.watch(users, key) for key in PAIRS}
+    assert users.put(b"zoe", b"z") == watches[b"zoe"].result(HANG_SECONDS)
+    during_takeover(cluster, lambda: put_surely(users, b"ada", b"a"), lambda: users.put(b"ken", b"k"))
+    assert all(watch.result(HANG_SECONDS) for watch in watches.values())
 
 
 def test_a_follower_goes_on_after_a_takeover(cluster: NodeCluster, client: Site) -> None:

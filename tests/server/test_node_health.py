@@ -1,22 +1,13 @@
 """The pages of a node say whether it serves, why it does not, and what it has done for others."""
 
-from collections.abc import Iterator
-
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.nodes import NodeCluster, node_cluster
+from tests.nodes import NodeCluster
 from tests.server.test_links import ask
 
 from floodmark.host.asking import OtherNodes
 from floodmark.model.errors import FloodmarkError
 from floodmark.partition.membership import LEASE_MS, SKEW_MS_MAX
-
-
-@pytest.fixture
-def cluster() -> Iterator[NodeCluster]:
-    with node_cluster() as nodes:
-        nodes.spread()
-        yield nodes
 
 
 def metrics(cluster: NodeCluster, number: int) -> dict[tuple[str, int], float]:

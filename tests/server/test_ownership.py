@@ -99,7 +99,7 @@ def test_whoever_sees_the_id_of_another_s_transaction_cannot_end_it(house: House
             assert see(other) == transaction.id
             meddle(other, transaction.id)
         transaction.commit()
-        assert site.namespace("unread").get(b"ada") == b"1"
+        assert site.namespace("unread").get(b"ada") == 1
 
 
 def test_it_stays_the_owner_s_when_the_server_is_started_again(house: House) -> None:
@@ -112,7 +112,7 @@ def test_it_stays_the_owner_s_when_the_server_is_started_again(house: House) -> 
             unread = owner.host.namespaces.find_namespace("unread")
             rows = {b"ada": site.namespace("unread").encoding.policy.add(b"ada", 1)}
             owner.transactions.commit(transaction, [NamespaceWrites("unread", unread.id, rows)])
-        assert site.namespace("unread").get(b"ada") == b"1"
+        assert site.namespace("unread").get(b"ada") == 1
 
 
 def test_an_administrator_of_the_site_may_end_any(house: House) -> None:
@@ -137,7 +137,7 @@ def test_what_an_older_version_began_without_an_owner_can_be_ended_by_whoever_be
             rows = {b"ada": site.namespace("unread").encoding.policy.add(b"ada", 1)}
             owner.transactions.commit(committed, [NamespaceWrites("unread", unread.id, rows)])
             owner.transactions.abort(aborted, "because")
-        assert site.namespace("unread").get(b"ada") == b"1"
+        assert site.namespace("unread").get(b"ada") == 1
 
 
 def test_a_transaction_that_is_begun_where_the_site_is_has_a_mark_that_is_nobody_s(house: House) -> None:

@@ -322,7 +322,7 @@ def test_counter_namespace_adds(site: Site, client: Any) -> None:
         pipe.execute_command("SELECT", "counts")
         pipe.incr("a").incrby("a", 4).get("a").decr("a").delete("a").get("a").incr("a")
         assert pipe.execute()[1:] == [1, 5, b"5", 4, 1, None, 1]
-    assert site.namespace("counts").get(b"a") == b"1"
+    assert site.namespace("counts").get(b"a") == 1
 
 
 # Records of fields
@@ -435,6 +435,15 @@ def test_discarded_transaction_writes_nothing(client: Any) -> None:
     assert pipe.execute()[-1] is None
 
 
+def test_the_time_can_be_asked_for_in_a_transaction(client: Any) -> None:
+    pipe = client.pipeline(transaction=True)
+    before = client.time()[0]
+    pipe.set("a", "1")
+    pipe.time()
+    _, (seconds, _) = pipe.execute()
+    assert before <= seconds <= client.time()[0]
+
+
 def test_compare_and_set(client: Any) -> None:
     client.set("a", "1")
     assert client.execute_command("FM.CAS", "a", "2", "3") == 0
@@ -544,6 +553,22 @@ def test_past_of_a_key(client: Any) -> None:
     assert past[-3][0] == first
     assert client.execute_command("FM.RESOLVED") >= past[-1][0]
     refused("neither a version nor a time", lambda: client.execute_command("FM.GET", "ada", "AT", "soon"))
+
+
+def test_entries_of_an_atomic_batch_carry_its_id(served: tuple[Site, Server], client: Any) -> None:
+    site = served[0]
+    start, users = site.resolved_version(), site.namespace("users")
+    with site.atomic() as batch:
+        batch.put(users, b"a", b"1")
+        batch.delete(users, b"b")
+    client.set("c", "3")
+    number = str(batch.version).encode()
+    entries = [entry for _, entry in client.xrange("changes:users", min=f"({start}-0")]
+    assert entries == [
+        {b"type": b"upsert", b"key": b"a", b"value": b"1", b"batch": number},
+        {b"type": b"delete", b"key": b"b", b"batch": number},
+        {b"type": b"upsert", b"key": b"c", b"value": b"3"},
+    ]
 
 
 @pytest.mark.parametrize("protocol", [2, 3])

@@ -141,6 +141,16 @@ def test_a_follower_outlives_a_restart_of_the_server() -> None:
             follower.close()  # type: ignore[attr-defined]
 
 
+def test_a_watch_outlives_a_restart_of_the_server() -> None:
+    with restartable() as (start, stop), connect(start()) as client:
+        mine = client.create_namespace("users")
+        watched = client.watch(mine, b"ada")
+        stop()
+        start()
+        wait_until(lambda: is_reachable(mine), "the server does not come back")
+        assert mine.put(b"ada", b"2") == watched.result(HANG_SECONDS)
+
+
 def is_reachable(namespace: Namespace) -> bool:
     try:
         namespace.get(b"ada")

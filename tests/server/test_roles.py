@@ -16,6 +16,7 @@ from floodmark.feed.named.feeds import FeedSpec, FeedUpdate
 from floodmark.feed.subscription.acknowledgement import Acknowledgement, Progress
 from floodmark.feed.subscription.subscriptions import SubscriptionSpec
 from floodmark.host.catalog import NamespaceSettings
+from floodmark.host.comparisons import ComparisonNote
 from floodmark.host.ports import PORTS, Balance, NamespaceUpdate, PeerCommands, Port
 from floodmark.host.transaction_port import BatchUpdate, LogKind, NamespaceWrites
 from floodmark.merge.counter import add_to_counter
@@ -24,7 +25,14 @@ from floodmark.model.actions import Action, Scope
 from floodmark.model.batch import mint_batch
 from floodmark.model.change import Stamp
 from floodmark.model.errors import FeedNotFound, FloodmarkError, NotAllowed, SubscriptionNotFound
-from floodmark.model.partition import ApplyStream, LoadStream, PutStream, ReadSet, StreamCommand
+from floodmark.model.partition import (
+    ApplyStream,
+    GenerationStream,
+    LoadStream,
+    PutStream,
+    ReadSet,
+    StreamCommand,
+)
 from floodmark.model.ranges import KeyRange
 from floodmark.model.record import Repair
 from floodmark.model.stream import ChangesRequest
@@ -97,6 +105,7 @@ def _subscription(namespace: str) -> SubscriptionSpec:
 # For each request: the least role, and how to make it about a namespace.
 DATA: dict[str, tuple[Role, Callable[[Site, str], object]]] = {
     "get": (Role.READ, lambda site, name: _partition(site).get(_key(name))),
+    "get_fresh": (Role.READ, lambda site, name: _partition(site).get_fresh(_key(name))),
     "find": (Role.READ, lambda site, name: _partition(site).find(_key(name))),
     "get_many": (Role.READ, lambda site, name: _partition(site).get_many([_key(name)])),
     "read_batches": (Role.READ, lambda site, name: _partition(site).read_batches([_key(MINE)], [_key(name)])),
@@ -130,6 +139,10 @@ DATA: dict[str, tuple[Role, Callable[[Site, str], object]]] = {
     ),
     "apply_stream": (Role.REPLICATE, _stream(ApplyStream(True), COPIED)),
     "load_stream": (Role.ADMIN, _stream(LoadStream(True), COPIED)),
+    "generation_stream": (
+        Role.ADMIN,
+        lambda site, name: _stream(GenerationStream(_key(name)[2], 1), COPIED)(site, name),
+    ),
     "compare_and_set": (
         Role.WRITE,
         lambda site, name: _partition(site).compare_and_set(_key(name), b"?", stored(b"x"), durable=True),
@@ -142,17 +155,24 @@ DATA: dict[str, tuple[Role, Callable[[Site, str], object]]] = {
         Role.WRITE,
         lambda site, name: _partition(site).put_unchanged([_key(name)], [stored(b"x")], 1, durable=True),
     ),
+    "ask_prepared": (
+        Role.WRITE,
+        lambda site, name: _partition(site).ask_prepared(mint_batch(1), _key(name)),
+    ),
     "write_stream": (Role.WRITE, _stream(PutStream(True), stored(b"x"))),
 }
 
 # Requests for nodes of the site alone.
 STEPS: dict[str, Callable[[Site], object]] = {
     "prepare": lambda site: _partition(site).prepare("0-7", [_key(MINE)], [stored(b"x")]),
+    "prepare_batch": lambda site: _partition(site).prepare(
+        mint_batch(1), [_key(MINE)], [stored(b"x")], [_key(MINE)], [_key(MINE)]
+    ),
     "commit_prepared": lambda site: _partition(site).commit_prepared("0-7", 1),
     "abort_prepared": lambda site: _partition(site).abort_prepared("0-7"),
-    "ask_prepared": lambda site: _partition(site).ask_prepared(mint_batch(1), _key(MINE)),
     "validate": lambda site: _partition(site).validate("0-1", ReadSet(1, [_key(MINE)]), 2),
     "ended_prepared": lambda site: _partition(site).ended_prepared([mint_batch(1)], [_key(MINE)]),
+    "reserve": lambda site: _partition(site).reserve("0-1", KeyRange(_key(MINE), _key(MINE) + b"z")),
     "settle": lambda site: _partition(site).settle([_key(MINE)], 1),
     "repair": lambda site: _partition(site).repair([_key(MINE)], [COPIED], [0]),
 }
@@ -171,6 +191,11 @@ ARGUMENTS: dict[str, Callable[[str], tuple[object, ...]]] = {
     "administration.find_namespace": lambda name: (name,),
     "administration.update_namespace": lambda name: (name, NamespaceUpdate()),
     "administration.drop_namespace": lambda name: (name,),
+    "administration.begin_generation": lambda name: (name, 0, "publisher"),
+    "administration.rewind_generation": lambda name: (name, 1),
+    "administration.swap_generation": lambda name: (name, 1, 1),
+    "administration.rollback_generation": lambda name: (name, None, "publisher", 1),
+    "administration.drop_generation": lambda name: (name, 1),
     "administration.observe": lambda _: (1,),
     "administration.pass_version": lambda _: (1,),
     "administration.split": lambda name: (name, KEY),
@@ -218,6 +243,7 @@ ARGUMENTS: dict[str, Callable[[str], tuple[object, ...]]] = {
     "administration.watermark": lambda name: (name, None),
     "administration.find_records": lambda name: (name, [KEY], 1, True),
     "administration.repair_records": lambda name: (name, [Repair(KEY, 1, COPIED)]),
+    "administration.note_comparison": lambda _: (ComparisonNote(sites=[]),),
     "administration.examine": lambda _: (True,),
     # A feed and a subscription have the name of the namespace that they read.
     "feeds.create": lambda name: (_feed(name, "another"),),
@@ -244,6 +270,7 @@ ARGUMENTS: dict[str, Callable[[str], tuple[object, ...]]] = {
     "transactions.acknowledge": lambda name: ("0-7", name, 1, Progress(through=1), Acknowledgement()),
     "transactions.commit": lambda name: ("0-7", [NamespaceWrites(name, 1, {KEY: stored(b"x")})]),
     "transactions.abort": lambda _: ("0-7", "because"),
+    "transactions.outcome": lambda _: ("0-7",),
     "transactions.list": lambda _: (timedelta(0),),
     "transactions.show": lambda _: ("0-7",),
     "transactions.log_records": lambda _: (LogKind.COORDINATOR, "0", 1),
@@ -346,7 +373,7 @@ def test_every_request_of_the_data_plane_is_in_the_tables_above() -> None:
         handler.method.name
         for handler in DataPlane(nothing, AccessGuard(nothing), Leases(nothing, nothing)).handlers()
     }
-    streams = {"scan", "changes", "write_stream", "apply_stream", "load_stream"}
+    streams = {"scan", "changes", "write_stream", "apply_stream", "load_stream", "generation_stream"}
     assert offered | streams == DATA.keys() | STEPS.keys() | OPEN.keys()
 
 

@@ -4,11 +4,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.nodes import cluster
 from tests.site.support import START_MS, HookedEngine, open_memory
 
 import floodmark
 from floodmark.site import Namespace, Site, open_engine
 from floodmark.testing.clock import SimulatedTime
+
+# A fixture for these tests.
+__all__ = ["cluster"]
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from threading import Condition, Lock
-from typing import Final
+from typing import Final, TypeVar
 
 from tests.waiting import HANG_SECONDS
 
@@ -11,11 +11,15 @@ from floodmark.codec.ordered import decode_key
 from floodmark.engine import Guard, MemoryEngine, Row, WriteRow
 from floodmark.host.embedded import EmbeddedHost
 from floodmark.model.change import Change
+from floodmark.model.errors import OutcomeUnknown, Retryable
 from floodmark.model.version import Version
 from floodmark.partition import FAMILIES, Node
 from floodmark.partition.commit.commit import Commit
 from floodmark.site import Site, open_engine
 from floodmark.testing.clock import SimulatedTime
+from floodmark.testing.engine import FaultyEngine
+
+Result = TypeVar("Result")
 
 # A hundred milliseconds into a second: expiry is judged in whole seconds, and a clock that runs a few
 # milliseconds ahead of this time is still in the same one.
@@ -202,3 +206,14 @@ def stored_versions(site: Site, namespace: str) -> set[tuple[bytes, Version]]:
     rows = engine.scan("data", b"", None, rows_max=10**9, bytes_max=10**12)
     decoded = [decode_key(engine_key) for engine_key, _ in rows]
     return {(key, version) for identity, key, version in decoded if identity == wanted}
+
+
+def persist(engine: FaultyEngine, act: Callable[[], Result]) -> Result:
+    """Do something until it succeeds; a fault that would last for ever is healed."""
+    for _ in range(5):
+        try:
+            return act()
+        except (Retryable, OutcomeUnknown):
+            if engine.fired:
+                engine.heal()
+    return act()

@@ -3,7 +3,6 @@
 Each call is made on a small site; afterwards its content and its changes must be what they were.
 """
 
-import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -12,16 +11,24 @@ from typing import Any
 
 import pytest
 from tests.clock.fakes import FakeTime
+from tests.contracts.site.closing import NAMESPACE_CALLS, VIEW_CALLS
+from tests.contracts.site.refusals import (
+    DURABILITY_CALLS,
+    KEY_CALLS,
+    RANGE_CALLS,
+    READS_AT,
+    TTL_CALLS,
+    VALUE_CALLS,
+    Call,
+)
 
-from floodmark import Namespace, Site, View
 from floodmark.clock.hybrid import READ_SKEW_MS_MAX
 from floodmark.engine import MemoryEngine
 from floodmark.model import errors
 from floodmark.model.errors import FloodmarkError
-from floodmark.model.limits import COMMIT_BYTES_MAX, KEY_BYTES_MAX, MIB, VALUE_BYTES_MAX
+from floodmark.model.limits import KEY_BYTES_MAX, MIB, VALUE_BYTES_MAX
 from floodmark.model.version import compose
 from floodmark.partition import FAMILIES
-from floodmark.replication.topology import MemberSite, Topology
 from floodmark.site import open_engine
 
 
@@ -85,9 +92,6 @@ def bench() -> Iterator[Bench]:
     made.site.close()
 
 
-Call = Callable[[Bench, Any], object]
-
-
 def test_what_is_no_set_of_keys_is_refused(bench: Bench) -> None:
     for keys in (None, 5, 1.5, object()):
         bench.refuse(errors.InvalidArgument, "get_many & list", partial(bench.users.get_many, keys))
@@ -118,18 +122,6 @@ def table(calls: dict[str, Call], bad: Sequence[tuple[Any, str]]) -> list[Any]:
     ]
 
 
-KEY_CALLS: dict[str, Call] = {
-    "get": lambda bench, key: bench.users.get(key),
-    "get at": lambda bench, key: bench.users.get(key, at=bench.first),
-    "get_many": lambda bench, key: bench.users.get_many([b"ada", key]),
-    "record": lambda bench, key: bench.users.record(key),
-    "view": lambda bench, key: bench.users.as_of(bench.first).get(key),
-    "put": lambda bench, key: bench.users.put(key, b"x"),
-    "put_many": lambda bench, key: bench.users.put_many([(b"new", b"x"), (key, b"x")]),
-    "delete": lambda bench, key: bench.users.delete(key),
-    "compare_and_set": lambda bench, key: bench.users.compare_and_set(key, None, b"x"),
-    "split": lambda bench, key: bench.site.split("users", key),
-}
 BAD_KEYS = [
     (b"", "key & empty"),
     (b"big" + bytes(KEY_BYTES_MAX), "big & 4,099 & 4,096 & Hash|shorten"),
@@ -146,11 +138,6 @@ def test_bad_key_is_refused(bench: Bench, call: Call, key: Any, says: str) -> No
     bench.refuse(errors.InvalidKey, says, lambda: call(bench, key))
 
 
-VALUE_CALLS: dict[str, Call] = {
-    "put": lambda bench, value: bench.users.put(b"ada", value),
-    "put_many": lambda bench, value: bench.users.put_many({b"new": b"x", b"ada": value}),
-    "compare_and_set": lambda bench, value: bench.users.compare_and_set(b"ada", b"programmer", value),
-}
 TOO_LARGE = bytes(VALUE_BYTES_MAX + 1)
 BAD_VALUES = [
     (TOO_LARGE, "ada & 1,048,577 & 1,048,576 & Cut"),
@@ -247,13 +234,7 @@ def test_namespace_with_the_shortest_ttl_can_be_used(bench: Bench) -> None:
 
 # Ranges
 
-RANGE_CALLS: dict[str, Call] = {
-    "scan": lambda bench, keys: bench.users.scan(*keys),
-    "reverse": lambda bench, keys: bench.users.scan(*keys, reverse=True),
-    "view": lambda bench, keys: bench.users.as_of(bench.first).scan(*keys),
-    "delete_range": lambda bench, keys: bench.users.delete_range(*keys),
-    "changes": lambda bench, keys: bench.site.changes("users", start_key=keys[0], end_key=keys[1]),
-}
+OF_RECORDS = {name: RANGE_CALLS[name] for name in ("scan", "reverse", "view", "delete_range", "changes")}
 BAD_RANGES = [
     ((b"b", b"a"), "b'b' & b'a' & swap"),
     (("a", b"b"), "start & 'a' & bytes"),
@@ -263,7 +244,7 @@ BAD_RANGES = [
 ]
 
 
-@pytest.mark.parametrize(("call", "keys", "says"), table(RANGE_CALLS, BAD_RANGES))
+@pytest.mark.parametrize(("call", "keys", "says"), table(OF_RECORDS, BAD_RANGES))
 def test_bad_range_is_refused(bench: Bench, call: Call, keys: Any, says: str) -> None:
     bench.refuse(errors.InvalidRange, says, lambda: call(bench, keys))
 
@@ -297,15 +278,6 @@ def test_bad_limit_is_refused(bench: Bench, limit: Any) -> None:
 
 # Versions
 
-READS_AT: dict[str, Call] = {
-    "get": lambda bench, at: bench.users.get(b"ada", at=at),
-    "record": lambda bench, at: bench.users.record(b"ada", at=at),
-    "get_many": lambda bench, at: bench.users.get_many([b"ada"], at=at),
-    "scan": lambda bench, at: bench.users.scan(at=at),
-    "reverse": lambda bench, at: bench.users.scan(at=at, reverse=True),
-    "view get": lambda bench, at: bench.users.as_of(at).get(b"ada"),
-    "view scan": lambda bench, at: bench.users.as_of(at).scan(),
-}
 OTHERS_AT: dict[str, Call] = {
     "since": lambda bench, at: bench.site.changes("users", since=at),
     "safe point": lambda bench, at: bench.site.hold_safe_point("new", at, namespace="users"),
@@ -369,11 +341,6 @@ def test_collection_that_found_nothing_old_leaves_all_changes_readable() -> None
 
 # Times to live and durability
 
-TTL_CALLS: dict[str, Call] = {
-    "put": lambda bench, ttl: bench.users.put(b"ada", b"x", ttl=ttl),
-    "put_many": lambda bench, ttl: bench.users.put_many({b"ada": b"x"}, ttl=ttl),
-    "compare_and_set": lambda bench, ttl: bench.users.compare_and_set(b"ada", b"programmer", b"x", ttl=ttl),
-}
 BAD_TTLS = [
     (0, "positive & delete"),
     (-1, "positive & -1 & delete"),
@@ -394,18 +361,13 @@ def test_bad_time_to_live_is_refused(bench: Bench, call: Call, ttl: Any, says: s
     bench.refuse(errors.InvalidTimeToLive, says, lambda: call(bench, ttl))
 
 
-DURABILITY_CALLS: dict[str, Call] = {
-    "put": lambda bench, how: bench.users.put(b"ada", b"x", durability=how),
-    "put_many": lambda bench, how: bench.users.put_many({b"ada": b"x"}, durability=how),
-    "delete": lambda bench, how: bench.users.delete(b"ada", durability=how),
-    "delete_range": lambda bench, how: bench.users.delete_range(durability=how),
-    "compare_and_set": lambda bench, how: bench.users.compare_and_set(b"z", None, b"x", durability=how),
+OPENED: dict[str, Call] = {
     "open": lambda _, how: open_engine(MemoryEngine(FAMILIES), site="new", durability=how),
 }
 BAD_DURABILITY = [(how, "'fsync' & 'async'") for how in ("disk", "", True, 1, ["fsync"])]
 
 
-@pytest.mark.parametrize(("call", "how", "says"), table(DURABILITY_CALLS, BAD_DURABILITY))
+@pytest.mark.parametrize(("call", "how", "says"), table(DURABILITY_CALLS | OPENED, BAD_DURABILITY))
 def test_bad_durability_is_refused(bench: Bench, call: Call, how: Any, says: str) -> None:
     bench.refuse(errors.InvalidArgument, says, lambda: call(bench, how))
 
@@ -419,17 +381,6 @@ def test_commit_over_the_limit_is_refused_and_nothing_of_it_written(bench: Bench
     large = small | {b"n%d" % index: value for index in range(64)}
     says = "65|64 & 67,10\\d,\\d{3} & 67,108,864 & smaller & partition|users"
     bench.refuse(errors.CommitTooLarge, says, lambda: bench.users.put_many(large))
-
-
-def test_commit_of_exactly_the_limit_is_taken(bench: Bench) -> None:
-    """Counted are qualified keys (three bytes longer) and stored values (one byte longer)."""
-    keys = [b"n%03d" % index for index in range(65)]
-    sizes = [MIB] * 63 + [MIB - 1000]
-    sizes.append(COMMIT_BYTES_MAX - sum(sizes) - 65 * 8)
-    pairs = [(key, bytes(size)) for key, size in zip(keys, sizes, strict=True)]
-    bench.users.put_many(pairs)
-    pairs[-1] = keys[-1], bytes(sizes[-1] + 1)
-    bench.refuse(errors.CommitTooLarge, "67,108,865", lambda: bench.users.put_many(pairs))
 
 
 def test_bad_partition_is_refused(bench: Bench) -> None:
@@ -449,71 +400,8 @@ def test_bad_safe_point_is_refused(bench: Bench) -> None:
 
 # Use after the end
 
-Calls = dict[str, tuple[Any, ...]]
-WITHOUT_ARGUMENTS = (
-    "collect_garbage heartbeat heat namespaces now partitions replication resolved_version safe_points "
-    "statistics sync topology transaction"
-)
-SITE_CALLS: Calls = dict.fromkeys(WITHOUT_ARGUMENTS.split(), ()) | {
-    "atomic": (),
-    "changes": ("users",),
-    "create_namespace": ("users",),
-    "drop_namespace": ("nobody",),
-    "hold_safe_point": ("new", 1 << 60),
-    "merge": (1, 2),
-    "namespace": ("users",),
-    "read_atomic": ([],),
-    "read_atomic_many": ([],),
-    "release_safe_point": ("lost",),
-    "run_transaction": (print,),
-    "set_topology": (
-        Topology(epoch=1, sites={"oslo": MemberSite(id=88), "rome": MemberSite(id=2)}, namespaces={}),
-    ),
-    "split": ("users", b"k"),
-    "subscribe": ("indexer", "users"),
-    "update_namespace": ("users",),
-}
-VIEW_CALLS: Calls = {"get": (b"ada",), "get_many": ([b"ada"],), "record": (b"ada",), "scan": ()}
-# These are for namespaces that merge, and have a contract of their own.
-ONLY_MERGED = {"add", "delete_field", "update"}
-NAMESPACE_CALLS: Calls = VIEW_CALLS | {
-    "compare_and_set": (b"ada", None, b"x"),
-    "delete": (b"ada",),
-    "delete_range": (),
-    "put": (b"ada", b"x"),
-    "put_many": ({b"ada": b"x"},),
-    "writer": (),
-}
 
-
-def methods(kind: type) -> set[str]:
-    return {name for name, _ in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_")}
-
-
-def test_tables_of_calls_name_every_method() -> None:
-    assert set(SITE_CALLS) == methods(Site) - {"close"}
-    assert set(NAMESPACE_CALLS) == methods(Namespace) - {"as_of", *ONLY_MERGED}
-    assert set(VIEW_CALLS) == methods(View)
-
-
-@pytest.mark.parametrize("name", SITE_CALLS)
-def test_closed_site_refuses_every_call(bench: Bench, name: str) -> None:
-    bench.site.close()
-    bench.site.close()
-    with pytest.raises(errors.Closed, match="open it again"):
-        consume(getattr(bench.site, name)(*SITE_CALLS[name]))
-
-
-@pytest.mark.parametrize("name", NAMESPACE_CALLS)
-def test_namespace_and_view_of_a_closed_site_refuse_every_call(bench: Bench, name: str) -> None:
-    view = bench.users.as_of(bench.first)
-    bench.site.close()
-    for handle in [bench.users, view] if name in VIEW_CALLS else [bench.users]:
-        with pytest.raises(errors.Closed, match="open it again"):
-            consume(getattr(handle, name)(*NAMESPACE_CALLS[name]))
-
-
-@pytest.mark.parametrize("name", NAMESPACE_CALLS)
+@pytest.mark.parametrize("name", [*NAMESPACE_CALLS, "writer"])
 def test_handle_of_a_dropped_namespace_refuses_every_call(bench: Bench, name: str) -> None:
     handles = [bench.users, bench.users.as_of(bench.first)] if name in VIEW_CALLS else [bench.users]
     bench.site.drop_namespace("users")
@@ -521,5 +409,5 @@ def test_handle_of_a_dropped_namespace_refuses_every_call(bench: Bench, name: st
         if name_is_back:
             bench.site.create_namespace("users").put(b"new", b"life")
         for handle in handles:
-            call = partial(getattr(handle, name), *NAMESPACE_CALLS[name])
+            call = partial(getattr(handle, name), *NAMESPACE_CALLS.get(name, ()))
             bench.refuse(errors.NamespaceNotFound, "'users' & create|namespace\\(", call)

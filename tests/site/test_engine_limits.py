@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from tests.contracts.site.base import HOUR, HOUR_MS, START_MS
@@ -164,7 +164,7 @@ def small_values(time: SimulatedTime) -> Site:
     return site
 
 
-def qualified(users: Namespace, number: int) -> bytes:
+def qualified(users: Namespace[Any], number: int) -> bytes:
     return encode_namespace(users.id) + b"%04d" % number
 
 

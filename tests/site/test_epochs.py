@@ -1,12 +1,11 @@
 """Epochs of streams from outside: one version each, on disk before it is told."""
 
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
 import pytest
-from tests.site.support import START_MS, HookedEngine, host_of, node_of, open_memory
+from tests.site.support import START_MS, HookedEngine, host_of, node_of, open_memory, persist
 from tests.waiting import run_threads
 
 from floodmark.codec.ordered import encode_namespace
@@ -16,8 +15,6 @@ from floodmark.model.errors import (
     FloodmarkError,
     LimitExceeded,
     NamespaceNotFound,
-    OutcomeUnknown,
-    Retryable,
     StorageFull,
 )
 from floodmark.model.limits import EPOCH_STREAM_IDLE_MAX, EPOCHS_REMEMBERED_MAX
@@ -169,17 +166,6 @@ def test_deletion_is_remembered_as_long_as_an_epoch_before_it(
 
 
 # Faults
-
-
-def persist(engine: FaultyEngine, act: Callable[[], Result]) -> Result:
-    """Do something until it succeeds; a fault that would last for ever is healed."""
-    for _ in range(5):
-        try:
-            return act()
-        except (Retryable, OutcomeUnknown):
-            if engine.fired:
-                engine.heal()
-    return act()
 
 
 def prepared() -> FaultyEngine:

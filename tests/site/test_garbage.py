@@ -12,7 +12,6 @@ from tests.site.support import HookedEngine, node_of, nothing, open_memory, rows
 from tests.waiting import run_threads
 
 from floodmark.model.errors import (
-    InvalidArgument,
     NamespaceNotFound,
     SafePointNotFound,
     VersionCollected,
@@ -213,30 +212,6 @@ def test_safe_point_that_is_over_cannot_be_released(
         site.release_safe_point("reader")
 
 
-def test_holding_again_renews_and_moves(site: Site, users: Namespace, time: SimulatedTime) -> None:
-    first, second = users.put(b"key", b"1"), users.put(b"key", b"2")
-    site.hold_safe_point("reader", first, lifetime=3 * HOUR)
-    age(site, time, 2)
-    site.hold_safe_point("reader", first, lifetime=3 * HOUR)
-    age(site, time, 2)
-    assert oldest(site) == first
-    site.hold_safe_point("reader", second, lifetime=3 * HOUR)
-    site.collect_garbage()
-    assert oldest(site) == second
-    assert len(site.safe_points()) == 1
-
-
-def test_safe_point_may_hold_one_namespace(site: Site, users: Namespace, time: SimulatedTime) -> None:
-    orders = site.create_namespace("orders", retention=HOUR)
-    version = users.put(b"key", b"1")
-    orders.put(b"key", b"1")
-    site.hold_safe_point("reader", version, namespace="users")
-    age(site, time)
-    assert oldest(site, "users") == version
-    assert oldest(site, "orders") > version
-    assert users.get(b"key", at=version) == b"1"
-
-
 def test_safe_point_outlives_the_site(engine: HookedEngine, time: SimulatedTime) -> None:
     with open_memory(engine, time) as site:
         version = site.create_namespace("users", retention=HOUR).put(b"key", b"1")
@@ -245,24 +220,6 @@ def test_safe_point_outlives_the_site(engine: HookedEngine, time: SimulatedTime)
         assert site.safe_points() == [held]
         age(site, time)
         assert oldest(site) == version
-
-
-def test_safe_point_that_comes_too_late_is_told(site: Site, users: Namespace, time: SimulatedTime) -> None:
-    version = users.put(b"key", b"1")
-    age(site, time)
-    for namespace in ("users", None):
-        with pytest.raises(VersionCollected) as refused:
-            site.hold_safe_point("late", version, namespace=namespace)
-        assert refused.value.details["oldest"] == oldest(site)
-    assert site.safe_points() == []
-    site.hold_safe_point("punctual", oldest(site))
-
-
-def test_unknown_safe_points_and_lifetimes_are_refused(site: Site) -> None:
-    with pytest.raises(SafePointNotFound):
-        site.release_safe_point("nobody")
-    with pytest.raises(InvalidArgument):
-        site.hold_safe_point("reader", site.now(), lifetime=timedelta(0))
 
 
 # Readers

@@ -1,13 +1,13 @@
 """Named feeds, subscriptions and followers go on when nodes are lost, the keeper among them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from threading import Thread
 from typing import Any
 
 import pytest
 from tests.feed.support import impatient_followers
-from tests.nodes import NodeCluster, node_cluster
+from tests.nodes import NodeCluster
 from tests.waiting import HANG_SECONDS, wait_until
 
 from floodmark.feed.named.feeds import FeedState
@@ -26,13 +26,6 @@ LEASE_SECONDS = 3_600
 # The node that owns the last of the keys, and the keeper.
 LOST = pytest.mark.parametrize("lost", [3, 1], ids=["owner", "keeper"])
 WHERE = pytest.mark.parametrize("connects", [True, False], ids=["client", "node"])
-
-
-@pytest.fixture
-def cluster() -> Iterator[NodeCluster]:
-    with node_cluster() as nodes:
-        nodes.spread()
-        yield nodes
 
 
 def reader_of(cluster: NodeCluster, connects: bool) -> Site:

@@ -86,8 +86,10 @@ def test_an_undecided_transaction_is_aborted_by_the_next_keeper(nodes: SiteClust
     coordinator = first.transactions.coordinators[0]
     seen: list[bytes | None] = []
 
-    def prepare_and_lose_the_lease(transaction: str, keys: list[bytes], values: list[bytes]) -> int:
-        version = type(partition).prepare(partition, transaction, keys, values)
+    def prepare_and_lose_the_lease(
+        transaction: str, keys: list[bytes], values: list[bytes], *, waits: bool
+    ) -> int:
+        version = type(partition).prepare(partition, transaction, keys, values, waits=waits)
         change_keeper(nodes)
         seen.append(read(nodes))
         return version

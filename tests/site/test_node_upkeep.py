@@ -1,15 +1,18 @@
 """The keeper's work over partitions of other nodes, and what nodes that do not keep have to know."""
 
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from tests.cluster import LATER, SiteCluster
 
 from floodmark.codec.values import encode_value
 from floodmark.model.errors import NamespaceNotFound, NodeFenced, NotKeeper, VersionCollected
+from floodmark.partition import FAMILIES
 from floodmark.partition.families import DATA, LOG_TRIMMED
 from floodmark.partition.layout import load_version
 from floodmark.partition.membership import BEAT_MS
+from floodmark.routing.batches import FORGET_MS, forget_ended
 from floodmark.site import Namespace
 
 ADA = b"\x00\x00\x01ada"
@@ -29,6 +32,12 @@ def make_users(nodes: SiteCluster) -> Namespace:
 
 def versions_of(nodes: SiteCluster) -> int:
     return len(nodes.cluster.engine.scan(DATA, b"", None, rows_max=1_000, bytes_max=1 << 20))
+
+
+def bytes_of(nodes: SiteCluster) -> int:
+    """The bytes of all rows of the engine that the nodes share."""
+    scan = partial(nodes.cluster.engine.scan, start=b"", end=None, rows_max=10_000, bytes_max=1 << 20)
+    return sum(len(key) + len(value) for family in FAMILIES for key, value in scan(family))
 
 
 def test_a_node_writes_to_a_namespace_that_the_keeper_has_just_created(nodes: SiteCluster) -> None:
@@ -56,6 +65,33 @@ def test_a_commit_over_partitions_loads_a_new_namespace_before_its_round(nodes: 
     assert (users.get(b"ada"), more.get(b"ada")) == (b"2", b"2")
 
 
+def test_a_batch_over_nodes_leaves_no_more_bytes_than_plain_writes_once_it_is_forgotten() -> None:
+    def added(*, atomic: bool) -> tuple[int, int]:
+        """The bytes that a write to two nodes adds, when it is new and when it is forgotten."""
+        nodes = SiteCluster()
+        users, maps = nodes.sites[0].create_namespace("users"), nodes.nodes[0]
+        nodes.hosts[0].partitions.split("users", b"m")
+        nodes.give(2)
+        before = bytes_of(nodes)
+        if atomic:
+            with nodes.sites[0].atomic() as batch:
+                for key in (b"ada", b"zoe"):
+                    batch.put(users, key, b"1")
+        else:
+            for key in (b"ada", b"zoe"):
+                users.put(key, b"1")
+        new = bytes_of(nodes)
+        nodes.cluster.time.advance(FORGET_MS + 1)
+        nodes.cluster.tick(*nodes.cluster.nodes)
+        for shared in nodes.cluster.nodes:
+            forget_ended(shared.node, maps, lambda key, call: call(maps.map.route(key)))
+        return new - before, bytes_of(nodes) - before
+
+    plain, batch = added(atomic=False), added(atomic=True)
+    assert batch[0] > plain[0]
+    assert batch[1] == plain[1]
+
+
 def test_no_caller_learns_of_a_changed_catalog(nodes: SiteCluster) -> None:
     users, keeper = make_users(nodes), nodes.sites[0]
     users.put(b"ada", b"1")
@@ -65,7 +101,7 @@ def test_no_caller_learns_of_a_changed_catalog(nodes: SiteCluster) -> None:
     users.put_many({b"ada": b"3", b"bob": b"3"})
     keeper.update_namespace("users", retention=timedelta(hours=1))
     counts.add(b"ada", 1)
-    assert (users.get(b"ada"), counts.get(b"ada")) == (b"3", b"1")
+    assert (users.get(b"ada"), counts.get(b"ada")) == (b"3", 1)
 
 
 def test_a_node_refuses_writes_to_a_namespace_that_the_keeper_has_dropped(nodes: SiteCluster) -> None:

@@ -1,9 +1,7 @@
 """Records are found and repaired at any node of a site, whichever node owns them."""
 
-from collections.abc import Iterator
-
 import pytest
-from tests.nodes import NodeCluster, node_cluster
+from tests.nodes import NodeCluster
 from tests.replication.support_links import open_one
 
 from floodmark.codec.ordered import encode_key
@@ -26,13 +24,6 @@ from floodmark.replication.topology import MemberSite, SharedNamespace, Topology
 from floodmark.site import Site
 
 KEYS = [b"ada", b"ken", b"zoe"]
-
-
-@pytest.fixture
-def cluster() -> Iterator[NodeCluster]:
-    with node_cluster() as nodes:
-        nodes.spread()
-        yield nodes
 
 
 def verification(cluster: NodeCluster, number: int) -> VerificationPort:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pytest
 from tests.site.support import HookedEngine, host_of, node_of, nothing, open_memory, state_after
+from tests.sizes import only
 from tests.waiting import run_threads
 
 from floodmark.codec.changelog import decode_row, encode_log_range
@@ -80,18 +81,6 @@ def test_each_key_is_served_by_the_partition_of_its_range(site: Site, users: Nam
         (change,) = site.changes("users", prefix=key, end_key=key + b"\x00")
         (serving,) = [p for p in site.partitions() if p.range.contains(encode_namespace(1) + key)]
         assert change.partition == serving.id
-
-
-def test_partitions_may_span_namespaces(site: Site, users: Namespace) -> None:
-    orders = site.create_namespace("orders")
-    left, right = site.split("orders", b"m")
-    users.put(b"z", b"1")
-    orders.put(b"a", b"2")
-    orders.put(b"z", b"3")
-    assert {change.partition for change in site.changes("users")} == {left}
-    assert [change.partition for change in site.changes("orders")] == [left, right]
-    assert list(orders.scan()) == [(b"a", b"2"), (b"z", b"3")]
-    assert list(users.scan(reverse=True)) == [(b"z", b"1")]
 
 
 class Halves(NamedTuple):
@@ -217,7 +206,7 @@ def test_sealed_logs_are_never_rewritten(site: Site, users: Namespace, engine: H
 
 
 @pytest.mark.usefixtures("short_pages")
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", only(range(5), range(10)))
 @pytest.mark.parametrize("reverse", [False, True])
 def test_scan_across_splits_and_merges_sees_each_row_once(
     site: Site, users: Namespace, seed: int, reverse: bool
@@ -237,7 +226,7 @@ def test_scan_across_splits_and_merges_sees_each_row_once(
 
 
 @pytest.mark.usefixtures("short_pages")
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", only(range(5), range(10)))
 def test_changes_across_splits_and_merges_come_once_and_in_order(
     site: Site, users: Namespace, seed: int
 ) -> None:

@@ -131,7 +131,7 @@ def test_counters_keep_their_sums(site: Site) -> None:
     counts.add(b"alan", -2)
     rewritten = rewrite(site.host, "counts")
     assert (rewritten.records_read, rewritten.records_written) == (2, None)
-    assert dict(counts.scan()) == {b"ada": b"7", b"alan": b"-2"}
+    assert dict(counts.scan()) == {b"ada": 7, b"alan": -2}
     record = counts.record(b"ada")
     assert record is not None
     assert record.stamp.version > rewritten.since
@@ -151,4 +151,4 @@ def test_counter_of_a_site_that_shares_it_no_longer_is_not_rewritten() -> None:
     mesh["oslo"].set_topology(msgspec.structs.replace(shared, epoch=3, namespaces={}))
     with pytest.raises(InvalidConfiguration, match=r"site 2 has counted.*a new namespace"):
         rewrite(mesh["oslo"].host, "counts")
-    assert mesh["oslo"].namespace("counts").get(b"ada") == b"14"
+    assert mesh["oslo"].namespace("counts").get(b"ada") == 14

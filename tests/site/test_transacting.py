@@ -62,7 +62,7 @@ def own(site: Site) -> LocalTransactions:
 
 
 class Gate:
-    """Where somebody waits until a test lets him through."""
+    """A thread waits here until a test lets it pass."""
 
     def __init__(self) -> None:
         self.entered, self.opened = Event(), Event()
@@ -470,3 +470,55 @@ def test_nothing_is_opened_once_it_was_closed(site: Site) -> None:
         with pytest.raises(Closed, match="open it again"):
             transactions.begin(HOUR, number)
     assert list(transactions.coordinators) == [0]
+
+
+def test_a_transaction_takes_locks_at_once_and_waits_for_them_in_order(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gives back what it holds before it waits, so that no two transactions wait for each other."""
+    users = site.create_namespace("users")
+    site.split("users", b"m")
+    partitions = host_of(site).node.map.partitions
+    other = own(site).begin(HOUR, 0)
+    key = users.id.to_bytes(3, "big") + b"zoe"
+    partitions[1].prepare(other, [key], [b"other\x00"])
+    tried: list[tuple[int, bool, list[str]]] = []
+
+    for place, partition in enumerate(partitions):
+
+        def prepare(
+            *arguments: Any, waits: bool, place: int = place, real: Any = partition.prepare
+        ) -> Version:
+            held = [each.transaction for some in partitions for each in some.prepared()]
+            tried.append((place, waits, held))
+            if place == 1 and waits:
+                own(site).abort(other, "it gives way")
+            prepared: Version = real(*arguments, waits=waits)
+            return prepared
+
+        monkeypatch.setattr(partition, "prepare", prepare)
+    with site.transaction(coordinator=0) as transaction:
+        transaction.put(users, b"ada", b"1")
+        transaction.put(users, b"zoe", b"1")
+    name = transaction.id
+    assert tried == [
+        (0, False, [other]),
+        (1, False, [name, other]),
+        (0, True, [other]),
+        (1, True, [name, other]),
+    ]
+    assert users.get_many([b"ada", b"zoe"]) == [b"1", b"1"]
+
+
+@pytest.mark.parametrize("coordinator", [None, 0])
+def test_a_transaction_that_was_committed_in_its_block_is_not_committed_again(
+    site: Site, coordinator: int | None
+) -> None:
+    users = site.create_namespace("users")
+    with site.transaction(coordinator=coordinator) as transaction:
+        transaction.put(users, b"ada", b"1")
+        version = transaction.commit()
+    assert transaction.version == version
+    record = users.record(b"ada")
+    assert record is not None
+    assert record.version == version

@@ -23,7 +23,9 @@ from floodmark.model.partition import ReadSet
 from floodmark.model.transaction import TransactionStatistics
 from floodmark.site import Site, open_engine
 from floodmark.site.coordinated import Coordinated, Pace
+from floodmark.site.rivals import Rivals
 from floodmark.site.transaction import Transaction, run_transaction
+from floodmark.site.watching import Watches
 from floodmark.testing import SimulatedCrash
 from floodmark.transaction import TransactionCoordinator, book
 
@@ -124,13 +126,17 @@ class Line:
         # As a server begins it, for a client that outlives a restart.
         began = self.site.transactions.begin(HOUR, 0, owner="c" * 16)
         coordinated = Coordinated(self, began, timeout=HOUR, pace=self.pace)
-        transaction = Transaction(self.site.host, lambda: coordinated, durable=True, begun=coordinated)
+        watches = Watches(self.site.host)
+        transaction = Transaction(
+            self.site.host, lambda: coordinated, watches, durable=True, begun=coordinated
+        )
         transaction.add(self.site.namespace("counts"), b"ada", number)
         return transaction
 
     @property
-    def counted(self) -> bytes | None:
-        return self.site.namespace("counts").get(b"ada")
+    def counted(self) -> int | None:
+        found: int | None = self.site.namespace("counts").get(b"ada")
+        return found
 
 
 @pytest.fixture
@@ -144,21 +150,21 @@ def test_an_answer_that_was_lost_is_got_by_asking_again(line: Line) -> None:
     line.plan = [line.lose_answer]
     transaction = line.begin_counting()
     assert transaction.commit() == transaction.version > 0
-    assert (line.commits, line.counted) == (2, b"1")
+    assert (line.commits, line.counted) == (2, 1)
 
 
 def test_it_is_asked_for_again_until_its_time_is_over_with_growing_pauses(line: Line) -> None:
     line.plan = [line.lose_question, line.refuse] * 10
     assert line.begin_counting().commit() > 0
     assert line.pauses == [min(1.0, 0.01 * 2**number) for number in range(20)]
-    assert (line.commits, line.counted) == (21, b"1")
+    assert (line.commits, line.counted) == (21, 1)
     line.plan = [line.lose_question, line.lose_for_good]
     with pytest.raises(OutcomeUnknown, match="the connection was lost"):
         line.begin_counting().commit()
     line.plan = [line.refuse, line.refuse_for_good]
     with pytest.raises(Unreachable):
         line.begin_counting().commit()
-    assert line.counted == b"1"
+    assert line.counted == 1
 
 
 def test_one_that_a_restart_cut_off_is_aborted_and_not_unknown(line: Line) -> None:
@@ -171,8 +177,11 @@ def test_one_that_a_restart_cut_off_is_aborted_and_not_unknown(line: Line) -> No
 
 def test_work_that_a_restart_cut_off_is_done_again(line: Line) -> None:
     line.plan = [line.cut_off]
-    assert run_transaction(lambda _: line.begin_counting(), lambda _: "done", pace=line.pace) == "done"
-    assert line.counted == b"1"
+    assert (
+        run_transaction(lambda _: line.begin_counting(), lambda _: "done", pace=line.pace, rivals=Rivals())
+        == "done"
+    )
+    assert line.counted == 1
 
 
 def test_work_that_met_others_is_done_again_after_pauses_that_differ_at_random(line: Line) -> None:
@@ -186,9 +195,9 @@ def test_work_that_met_others_is_done_again_after_pauses_that_differ_at_random(l
         return "done"
 
     pace = Pace(sleep=line.sleep, random=lambda: next(randomness))
-    assert run_transaction(lambda _: line.begin_counting(), meet_others, pace=pace) == "done"
-    assert line.pauses == pytest.approx([0.005, 0.02, 0.03])
-    assert line.counted == b"1"
+    assert run_transaction(lambda _: line.begin_counting(), meet_others, pace=pace, rivals=Rivals()) == "done"
+    assert line.pauses == pytest.approx([0.001, 0.004, 0.006])
+    assert line.counted == 1
 
 
 def test_work_that_an_operator_ended_is_not_done_again(line: Line) -> None:
@@ -196,7 +205,7 @@ def test_work_that_an_operator_ended_is_not_done_again(line: Line) -> None:
         line.site.transactions.abort(transaction.id, "by an operator")
 
     with pytest.raises(TransactionEnded, match="by an operator"):
-        run_transaction(lambda _: line.begin_counting(), end, pace=line.pace)
+        run_transaction(lambda _: line.begin_counting(), end, pace=line.pace, rivals=Rivals())
     assert line.counted is None
 
 
@@ -216,7 +225,7 @@ def test_a_commit_that_can_no_longer_be_asked_for_is_confirmed(line: Line, by_an
             transaction.commit()
     else:
         assert transaction.commit() == line.site.transactions.show(transaction.id).version
-    assert line.counted == (None if by_another else b"1")
+    assert line.counted == (None if by_another else 1)
 
 
 def test_one_that_the_site_has_forgotten_by_a_restart_is_unknown_and_not_missing(line: Line) -> None:
@@ -231,7 +240,7 @@ def test_one_that_the_site_has_forgotten_by_a_restart_is_unknown_and_not_missing
     transaction = line.begin_counting()
     with pytest.raises(OutcomeUnknown, match=r"does not know of it any more.*Read what it writes before"):
         transaction.commit()
-    assert line.counted == b"1"
+    assert line.counted == 1
     with pytest.raises(Closed):
         transaction.commit()
 
@@ -248,7 +257,7 @@ def test_one_that_the_site_has_forgotten_over_later_ones_is_unknown(
         line.site.transaction(coordinator=0).abort()
     with pytest.raises(OutcomeUnknown, match="does not know of it any more"):
         transaction.commit()
-    assert line.counted == b"1"
+    assert line.counted == 1
 
 
 def test_one_that_was_never_in_doubt_is_missing(line: Line) -> None:
@@ -270,7 +279,7 @@ def test_to_fail_to_ask_again_does_not_make_it_undone(line: Line) -> None:
     with pytest.raises(OutcomeUnknown, match=r"to ask again failed.*commit it once more to find out"):
         transaction.commit()
     assert transaction.commit() > 0, "and then it can be found out"
-    assert line.counted == b"1"
+    assert line.counted == 1
 
 
 def test_work_that_may_be_done_is_not_done_again(line: Line) -> None:
@@ -284,9 +293,9 @@ def test_work_that_may_be_done_is_not_done_again(line: Line) -> None:
         return begun[-1]
 
     with pytest.raises(OutcomeUnknown):
-        run_transaction(begin, lambda _: None, pace=line.pace)
+        run_transaction(begin, lambda _: None, pace=line.pace, rivals=Rivals())
     assert len(begun) == 1
-    assert line.counted == b"1"
+    assert line.counted == 1
 
 
 @pytest.mark.parametrize("partly", [True, False])

@@ -12,11 +12,13 @@ from random import Random
 import pytest
 from benchmarks.node_processes import connect, node_processes
 from benchmarks.peers.postgres import ROLE
+from tests.bank import run_bank
 from tests.node_processes import Clients, Mirror, prepare, suspend, terminate
 from tests.postgres import PostgresServer, postgres_server, synchronous_pair
 
 ROUNDS = 30
 SUSPENDED_SECONDS = 8
+BANK_SECONDS = 600
 
 
 @pytest.fixture
@@ -89,3 +91,10 @@ def test_nothing_is_lost_when_the_primary_is_killed_and_its_standby_promoted(tmp
             clients.wait_for_writes(200)
             with connect(nodes) as site:
                 clients.finish(site)
+
+
+@pytest.mark.soak
+def test_transactions_are_serializable_when_random_clients_and_nodes_are_killed(
+    database: PostgresServer, tmp_path: Path
+) -> None:
+    assert run_bank(database.url, tmp_path, BANK_SECONDS, seed=2) > 0

@@ -1,31 +1,23 @@
 """Threads for minutes: writers, readers, splits, merges and collections all at once."""
 
-import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
 from random import Random
 
 import pytest
 from tests.site.support import state_after, stored_versions
-from tests.site.test_threads import Writers, contents
+from tests.site.test_threads import Writers, contents, restless_interpreter
 
 from floodmark.model.change import Change
 from floodmark.model.errors import PartitionNotFound, VersionCollected
 from floodmark.site import Site
 
+# A fixture for these tests.
+__all__ = ["restless_interpreter"]
+
 pytestmark = pytest.mark.soak
 
 STEPS = 5000
-
-
-@pytest.fixture(autouse=True)
-def restless_interpreter() -> Iterator[None]:
-    """Let the interpreter change threads so often that they really meet."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(interval)
 
 
 def test_everything_at_once_loses_nothing(real_site: Site) -> None:

@@ -165,3 +165,17 @@ def server_process(tmp_path: Path) -> Iterator[Process]:
     process = start_server(tmp_path / "process")
     yield process
     process.kill()
+
+
+@pytest.fixture(params=["url", "directory"])
+def location(request: pytest.FixtureRequest, served: Served) -> Callable[[], str]:
+    """Where to read from, once everything that was written so far can be read there."""
+
+    def find() -> str:
+        if request.param == "url":
+            return served.url
+        # A directory is known to be complete up to the last heartbeat.
+        served.site.heartbeat()
+        return str(served.directory)
+
+    return find

@@ -33,20 +33,6 @@ def users(site: Site) -> Namespace:
     return site.create_namespace("users")
 
 
-@pytest.fixture(params=["url", "directory"])
-def location(request: pytest.FixtureRequest, served: Served) -> Callable[[], str]:
-    """Where to read from, once everything that was written so far can be read there."""
-
-    def find() -> str:
-        if request.param == "url":
-            return served.url
-        # A directory is known to be complete up to the last heartbeat.
-        served.site.heartbeat()
-        return str(served.directory)
-
-    return find
-
-
 def read_changes(location: object, **options: object) -> Rows:
     """Changes in the order of their versions: a batch has none."""
     rows = read_rows(location, None, readChangeFeed="true", **options)

@@ -30,7 +30,7 @@ from floodmark.model.change import Stamp
 from floodmark.model.errors import InvalidValue, SchemaMismatch, WrongPolicy
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
-from floodmark.site import Namespace, Site
+from floodmark.site import CounterNamespace, Namespace, Site
 from floodmark.spark.jobs.backups.backup import backup
 from floodmark.spark.jobs.backups.parts import check_backup
 from floodmark.spark.jobs.backups.restore import restore
@@ -57,14 +57,14 @@ def people(site: Site) -> Namespace:
 
 
 @pytest.fixture
-def visits(site: Site) -> Namespace:
+def visits(site: Site) -> CounterNamespace:
     return site.create_namespace("visits", merge="counter")
 
 
 def make_writer(
     url: str, schema: StructType = PAIR_COLUMNS, namespace: str = "users", **options: str
 ) -> FrameWriter:
-    return open_writer({"path": url, "namespace": namespace, **options}, schema, False)
+    return open_writer({"path": url, "namespace": namespace, **options}, schema)
 
 
 def persons(*rows: tuple[bytes, str | None, int | None, str]) -> Iterator[pyarrow.RecordBatch]:
@@ -83,7 +83,7 @@ def persons(*rows: tuple[bytes, str | None, int | None, str]) -> Iterator[pyarro
 # Reading
 
 
-def test_snapshot_has_what_users_see(people: Namespace, visits: Namespace, url: str) -> None:
+def test_snapshot_has_what_users_see(people: Namespace, visits: CounterNamespace, url: str) -> None:
     people.put(b"ada", {"name": "Ada", "city": "Paris"})
     people.update(b"ada", {"city": "London"})
     people.put(b"bob", {"name": "Bob"})
@@ -207,7 +207,7 @@ def states(site: Site, namespace: str, at: Version | None = None) -> dict[bytes,
     return found
 
 
-def fill(people: Namespace, visits: Namespace, number: int) -> None:
+def fill(people: Namespace, visits: CounterNamespace, number: int) -> None:
     people.put_many({b"%03d" % key: {"number": key, "round": number} for key in range(50)})
     people.update(b"001", {"city": f"round {number}", "number": None})
     people.update(b"002", {"session": "x"}, ttl=timedelta(days=1))
@@ -225,7 +225,7 @@ def test_merged_records_come_back_whole_from_a_backup(
     serve_site: ServeSite,
     served: Served,
     people: Namespace,
-    visits: Namespace,
+    visits: CounterNamespace,
     tmp_path: Path,
 ) -> None:
     rome, source = serve_site("rome"), address_of(served.url)
@@ -243,7 +243,7 @@ def test_merged_records_come_back_whole_from_a_backup(
         assert dict(rome.site.namespace(name).scan()) == dict(served.site.namespace(name).scan())
         assert rome.site.namespace(name).settings == served.site.namespace(name).settings
     rome.site.namespace("visits").add(b"home", 1)
-    assert rome.site.namespace("visits").get(b"home") == b"15"
+    assert rome.site.namespace("visits").get(b"home") == 15
 
 
 def test_stream_of_states_is_idempotent(site: Site, people: Namespace, url: str) -> None:

@@ -51,20 +51,6 @@ def users(site: Site) -> Namespace:
     return site.create_namespace("users")
 
 
-@pytest.fixture(params=["url", "directory"])
-def location(request: pytest.FixtureRequest, served: Served) -> Callable[[], str]:
-    """Where to read from, once everything that was written so far can be read there."""
-
-    def find() -> str:
-        if request.param == "url":
-            return served.url
-        # A directory is known to be complete up to the last heartbeat.
-        served.site.heartbeat()
-        return str(served.directory)
-
-    return find
-
-
 def test_live_records_are_read_through_spark(spark: SparkSession, served: Served, users: Namespace) -> None:
     users.put_many({b"%03d" % number: b"value %d" % number for number in range(300)})
     users.delete(b"007")

@@ -117,6 +117,24 @@ def test_every_change_comes_once_with_a_restart_at_every_batch(
     assert batches == 14
 
 
+def test_a_limit_smaller_than_an_atomic_batch_takes_it_whole(
+    users: Namespace, site: Site, make_reader: Callable[..., StreamReader]
+) -> None:
+    site.split("users", b"b")
+    expected = []
+    for number in range(3):
+        users.put(b"%d" % number, b"alone")
+        with site.atomic() as batch:
+            for key in (b"a", b"b", b"c"):
+                batch.put(users, key, b"%d" % number)
+        expected += [[None], [batch.version] * 3]
+    offset, found = make_reader().initialOffset(), []
+    while (end := step(make_reader(), offset, limit=1)) != offset:
+        found.append([row["_batch"] for row in read(make_reader(), offset, end)])
+        offset = end
+    assert found == expected
+
+
 def test_a_snapshot_comes_first_with_a_restart_at_every_batch(
     users: Namespace, site: Site, make_reader: Callable[..., StreamReader]
 ) -> None:

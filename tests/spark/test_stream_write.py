@@ -13,6 +13,7 @@ import pytest
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql.types import BinaryType, StructField, StructType
+from tests.cli.support import ROOT
 from tests.links.support import ServeSite
 from tests.spark import support_stream
 from tests.spark.processes import SparkProcess
@@ -161,8 +162,9 @@ def test_a_driver_that_is_killed_with_9_goes_on_from_its_checkpoint(
     source, target = oslo.site.create_namespace("users"), rome.site.create_namespace("users")
     for number in range(200):
         source.put_many({b"%02d" % key: b"%d" % number for key in range(10)})
-    command = [sys.executable, support_stream.__file__, oslo.url, rome.url, str(tmp_path / "checkpoint")]
-    driver = subprocess.Popen(command, start_new_session=True)
+    checkpoint = str(tmp_path / "checkpoint")
+    command = [sys.executable, "-m", support_stream.__name__, oslo.url, rome.url, checkpoint]
+    driver = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
     while driver.poll() is None and not contents(target):
         with_patience(driver)
     # Python, its Java and their workers are one group of processes.
@@ -170,7 +172,7 @@ def test_a_driver_that_is_killed_with_9_goes_on_from_its_checkpoint(
     assert driver.wait(HANG_SECONDS) == -signal.SIGKILL
     assert b"199" not in contents(target).values()
     source.put(b"new", b"new")
-    assert subprocess.run(command, timeout=HANG_SECONDS, check=False).returncode == 0
+    assert subprocess.run(command, cwd=ROOT, timeout=HANG_SECONDS, check=False).returncode == 0
     assert contents(target) == contents(source)
     came = [(change.key, change.stamp) for change in rome.site.changes("users")]
     assert len(came) == len(set(came)) == 2_001

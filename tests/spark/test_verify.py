@@ -20,9 +20,13 @@ from tests.spark.support_verify import FAULTS, KEYS, World, forget
 from tests.spark.test_operations import PAGES, Machines, machines
 
 from floodmark.divergence.outcome import Outcome, tell_doubts
+from floodmark.host.comparisons import ComparisonNote
+from floodmark.host.embedded import EmbeddedHost
+from floodmark.host.examination import Severity
 from floodmark.host.ports import NamespaceUpdate
 from floodmark.model.errors import InvalidArgument, StorageFailed
 from floodmark.replication.topology import SharedNamespace
+from floodmark.server.console.watching import SiteFrame, SiteWatch, find_alarms
 from floodmark.spark import SiteAddress
 from floodmark.spark.jobs import VerifySummary, verify, watch
 from floodmark.spark.jobs.verifying.comparing import DRIFT_ROWS
@@ -78,7 +82,7 @@ def test_every_planted_fault_is_found_and_mended_and_nothing_else(
     require_equal(list(world.sites.values()))
     assert world["rome"].namespace("users").get(b"corrupted") == b"sound"
     assert world["rome"].namespace("users").get(b"resurrected") is None
-    assert world["rome"].namespace("counts").get(b"visits") == b"43"
+    assert world["rome"].namespace("counts").get(b"visits") == 43
 
 
 @pytest.mark.slow
@@ -122,6 +126,38 @@ def test_three_sites_are_compared_each_with_each(serve_site: ServeSite, spark: S
     assert verify(world.addresses, repair=True, spark=spark).outcome is Outcome.AGREE
     world.link_all()
     require_equal(list(world.sites.values()))
+
+
+@pytest.mark.slow
+def test_console_shows_a_comparison_while_it_runs_and_what_it_found(
+    world: World, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rome = world["rome"].host
+    assert isinstance(rome, EmbeddedHost)
+    console, note = SiteWatch("rome", world.urls[1], lambda: rome), rome.comparisons.note
+    seen: list[SiteFrame] = []
+
+    def note_and_look(report: ComparisonNote, now_ms: int) -> None:
+        note(report, now_ms)
+        assert console.look()
+        seen.append(console.frame(0))
+
+    # What a console shows after each report of the job, which come over the wire.
+    monkeypatch.setattr(rome.comparisons, "note", note_and_look)
+    world.forget("rome", "users", b"oslo-07")
+    assert verify(world.addresses, spark=spark).outcome is Outcome.DRIFT
+    overviews = [frame.overview for frame in seen if frame.overview is not None]
+    running = [each.running_comparison for each in overviews[:-1] if each.running_comparison is not None]
+    assert len(running) == len(overviews) - 1 > 0
+    assert {tuple(each.report.sites) for each in running} == {("oslo", "rome")}
+    assert all(each.whole_comparison is None for each in overviews[:-1])
+    last = overviews[-1]
+    assert last.running_comparison is None
+    assert last.whole_comparison is not None
+    told = last.whole_comparison.report
+    assert (told.outcome, told.drift, told.sample) == ("drift", 1, ["users/oslo-07"])
+    alarms = {alarm.check: alarm.severity for alarm in find_alarms(seen[-1:])}
+    assert alarms["verify"] is Severity.PROBLEM
 
 
 @pytest.fixture

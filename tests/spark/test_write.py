@@ -71,7 +71,7 @@ def users(site: Site) -> Namespace:
 
 
 def make_writer(url: str, schema: StructType = PAIRS, **options: str) -> FrameWriter:
-    return open_writer({"path": url, "namespace": "users", **options}, schema, False)
+    return open_writer({"path": url, "namespace": "users", **options}, schema)
 
 
 def contents(namespace: Namespace) -> dict[bytes, bytes]:
@@ -112,7 +112,7 @@ def test_rows_overwrite_what_was_there_before_the_write_began(users: Namespace, 
 
 def test_a_task_without_rows_writes_nothing_and_asks_nobody() -> None:
     nobody = {"path": "grpc://127.0.0.1:1", "namespace": "users"}
-    writer = FrameWriter(read_target(nobody, PAIRS, False), 1)
+    writer = FrameWriter(read_target(nobody, PAIRS), 1)
     empty = pyarrow.record_batch([pyarrow.array([], pyarrow.binary())] * 2, names=["key", "value"])
     assert writer.write(iter([empty, empty])) == TaskResult(stored=0)
     assert writer.write(iter([])) == TaskResult(stored=0)
@@ -261,9 +261,10 @@ def test_batches_are_cut_by_their_bytes() -> None:
 def refused(
     kind: type[FloodmarkError], match: str, options: dict[str, str], schema: StructType = PAIRS
 ) -> None:
-    for opening in (open_writer, open_stream_writer):
-        with pytest.raises(kind, match=match):
-            opening(options, schema, False)
+    with pytest.raises(kind, match=match):
+        open_writer(options, schema)
+    with pytest.raises(kind, match=match):
+        open_stream_writer(options, schema, False)
 
 
 @pytest.mark.usefixtures("users")
@@ -284,10 +285,9 @@ def test_server_that_does_not_answer_is_refused_on_the_driver() -> None:
 
 
 @pytest.mark.usefixtures("users")
-def test_overwrite_is_refused_and_the_error_names_publish(url: str) -> None:
-    for opening in (open_writer, open_stream_writer):
-        with pytest.raises(InvalidOption, match="floodmark publish"):
-            opening({"path": url, "namespace": "users"}, PAIRS, True)
+def test_a_stream_does_not_overwrite_and_the_error_says_what_does(url: str) -> None:
+    with pytest.raises(InvalidOption, match=r'DataFrame with mode\("overwrite"\)'):
+        open_stream_writer({"path": url, "namespace": "users"}, PAIRS, True)
 
 
 def test_who_may_only_read_is_refused_on_the_driver(guarded: Served, token_file: Callable[..., Path]) -> None:
@@ -297,7 +297,7 @@ def test_who_may_only_read_is_refused_on_the_driver(guarded: Served, token_file:
     refused(NotAllowed, "role read", {**options, "tokenFile": str(token_file(Role.READ, "users"))})
     for_users = str(token_file(Role.WRITE, "users"))
     refused(NotAllowed, "others", {**options, "namespace": "others", "tokenFile": for_users})
-    writer = open_writer({**options, "tokenFile": for_users}, PAIRS, False)
+    writer = open_writer({**options, "tokenFile": for_users}, PAIRS)
     assert writer.write(batches_of([(b"a", b"1")])).stored == 1
 
 
@@ -311,7 +311,7 @@ def test_copies_under_the_stamps_of_others_need_the_role_replicate(
     schema = StructType([FEED[name] for name in rows.schema.names])
 
     def copy(role: Role) -> TaskResult:
-        writer = open_writer({**options, "tokenFile": str(token_file(role, "users"))}, schema, False)
+        writer = open_writer({**options, "tokenFile": str(token_file(role, "users"))}, schema)
         return writer.write(iter([rows]))
 
     with pytest.raises(NotAllowed, match="role replicate"):
@@ -408,7 +408,7 @@ def test_errors_of_tasks_and_of_the_driver_are_ours(spark: SparkSession, url: st
     frame = spark.createDataFrame([(b"a", b"1"), (b"", b"2")], "key binary, value binary")
     writer = frame.write.format("floodmark").option("namespace", "users")
     assert isinstance(error_of(lambda: writer.mode("append").save(url)), InvalidKey)
-    assert isinstance(error_of(lambda: writer.mode("overwrite").save(url)), InvalidOption)
+    assert isinstance(error_of(lambda: writer.mode("overwrite").save(url)), InvalidKey)
     other = frame.withColumnRenamed("value", "price").write.format("floodmark").option("namespace", "users")
     error = error_of(lambda: other.mode("append").save(url))
     assert isinstance(error, SchemaMismatch)

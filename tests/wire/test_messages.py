@@ -11,7 +11,7 @@ from floodmark.model.change import Stamp
 from floodmark.model.errors import InvalidArgument, WireMismatch
 from floodmark.model.partition import CommitLimits, PutStream
 from floodmark.model.ranges import KeyRange
-from floodmark.model.record import Versioned
+from floodmark.model.record import FreshValue, Versioned
 from floodmark.model.stream import ChangesRequest
 from floodmark.wire import messages
 from floodmark.wire.messages import Method, common_version, require_version
@@ -24,6 +24,7 @@ REQUESTS: list[tuple[Method[Any], object]] = [
     (messages.MAP, messages.MAP.request()),
     (messages.GET, messages.GET.request(7, KEY, VERSION)),
     (messages.GET, messages.GET.request(7, KEY)),
+    (messages.GET_FRESH, messages.GET_FRESH.request(7, KEY, VERSION)),
     (messages.FIND, messages.FIND.request(7, b"\xff" * 4096, None)),
     (messages.GET_MANY, messages.GET_MANY.request(7, [KEY, b""], VERSION)),
     (messages.PUT, messages.PUT.request(7, [KEY], [b"value\x00"], True)),
@@ -58,6 +59,7 @@ REPLIES: list[tuple[Method[Any], object]] = [
     ),
     (messages.GET, None),
     (messages.GET, b""),
+    (messages.GET_FRESH, FreshValue(VERSION, None)),
     (messages.FIND, Versioned(b"ada", b"x", VERSION, Stamp(VERSION, 7), 2_000_000_000)),
     (messages.GET_MANY, [b"x", None]),
     (messages.PUT, VERSION),

@@ -65,7 +65,7 @@ _BY_CODE: Final[dict[int, tuple[type[BaseException], ...]]] = {
         *(errors.KeyNotFound, errors.NamespaceNotFound, errors.NamespaceExists, errors.PartitionNotFound),
         *(errors.SafePointNotFound, errors.FeedNotFound, errors.FeedExists, errors.FeedStateConflict),
         *(errors.SubscriptionNotFound, errors.AcknowledgementConflict, errors.TransactionNotFound),
-        *(errors.TransactionEnded, errors.BackupDamaged),
+        *(errors.TransactionEnded, errors.BackupDamaged, errors.PublicationConflict),
     ),
     UNKNOWN: (errors.OutcomeUnknown, errors.VersionCollected, errors.Corruption),
     USAGE: (

@@ -11,7 +11,7 @@ from itertools import takewhile
 from typing import Annotated, Any, Final
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_group
 
 from floodmark import __version__
@@ -54,6 +54,7 @@ COMMANDS: Final = {
     "demo": ("demo.command:demo", "Show two sites that lose a change, find it and repair it."),
     "init": ("commands.sites:init", "Make a site."),
     "serve": ("commands.serving:serve", "Serve a site to other processes and machines."),
+    "console": ("commands.console:console", "Show several sites on one page, for browsers."),
     "token": ("commands.tokens:token", "Make a token, and the entry for the server's access file."),
     "put": ("commands.data:put", "Write a value, and print its version."),
     "get": ("commands.data:get", "Read the value of a key, now or in the past."),
@@ -72,6 +73,8 @@ COMMANDS: Final = {
     "gc": ("commands.sites:gc", "Collect garbage: remove versions older than the retention."),
     "version": ("commands.sites:version", "Print the versions of Floodmark, its format and Python."),
     "namespace": ("commands.namespaces:commands", "Create, list, show, change, rewrite and drop namespaces."),
+    "publish": ("commands.publishing:publish", "Replace a namespace by the rows of a file, at once."),
+    "generation": ("commands.publishing:commands", "List, show and remove generations; go back to one."),
     "topology": ("commands.topology:commands", "Show and set which sites share which namespaces."),
     "partition": (
         "commands.partitions:commands",
@@ -95,6 +98,13 @@ class LazyGroup(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return _build(cmd_name) if cmd_name in COMMANDS else None
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        named = [TyperCommand(name, help=help_text) for name, (_, help_text) in COMMANDS.items()]
+        group = TyperGroup(name=self.name, commands=named)
+        return group.shell_complete(typer.Context(group), incomplete)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):

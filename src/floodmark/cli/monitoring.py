@@ -9,7 +9,7 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from prometheus_client import Metric
 
@@ -20,9 +20,12 @@ from floodmark.links.connections import begin
 from floodmark.links.driver import TopologySummary
 from floodmark.server import metrics
 from floodmark.server.access import require_safe_metrics
-from floodmark.server.health import HealthServer
+from floodmark.server.health import serve_health
 from floodmark.server.page import Page
 from floodmark.server.serving import parse_listen
+
+if TYPE_CHECKING:
+    from floodmark.server.web import WebServer
 
 # A scrape waits so long for the targets of links, and then shows what they told before.
 ASK_SECONDS: Final = 2.0
@@ -43,7 +46,7 @@ class CommandPage(Page):
 
     @abstractmethod
     def why_not_ready(self) -> str | None:
-        """What the command waits for before its work begins."""
+        """The reason for which the work has not begun yet; None if it has."""
 
     @abstractmethod
     def find_alarms(self) -> list[str]:
@@ -51,14 +54,14 @@ class CommandPage(Page):
 
 
 @contextmanager
-def serving_page(page: CommandPage, options: MetricsOptions) -> Iterator[HealthServer | None]:
+def serving_page(page: CommandPage, options: MetricsOptions) -> Iterator["WebServer | None"]:
     """Serve a page, if that is asked for."""
     if options.metrics is None:
         yield None
         return
     where = parse_listen(options.metrics)
     require_safe_metrics(where.host, insecure=options.insecure_metrics)
-    with HealthServer(
+    with serve_health(
         where.host,
         where.port,
         metrics=page.render,
@@ -106,7 +109,7 @@ class ReplicateMetrics(CommandPage):
             yield from metrics.REPLICATE_LINK.families(((link.source, link.target), link) for link in links)
 
     def _ask(self) -> TopologySummary | None:
-        """What the targets tell now, or told last: one that is silent must not cost the page."""
+        """The targets' summary, or the last one: a silent target must not delay the page."""
         with self._lock:
             if self._summarize is not None:
                 if self._asking is None:

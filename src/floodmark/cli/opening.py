@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import floodmark
 from floodmark.cli.failures import NoInput, Usage
-from floodmark.cli.render.text import show_bytes
 from floodmark.model.errors import NotASite
-from floodmark.model.text import json_bytes
+from floodmark.model.text import json_bytes, show_bytes
 
 if TYPE_CHECKING:
     from floodmark import Site

@@ -26,9 +26,9 @@ import pyarrow.compute
 from numpy.typing import NDArray
 
 from floodmark.codec.changelog import encode_columns
-from floodmark.codec.digest import SEED, digest_bytes
+from floodmark.codec.digest import SEED, digest_bytes, digest_change
 from floodmark.codec.ordered import NAMESPACE_BYTES, VERSION_BYTES, encode_namespace
-from floodmark.codec.stamps import STAMP_BYTES
+from floodmark.codec.stamps import STAMP_BYTES, add_origin, encode_stamp, take_origin
 from floodmark.codec.states import live_value
 from floodmark.codec.values import (
     DELETED,
@@ -42,6 +42,7 @@ from floodmark.codec.values import (
     PLAIN,
     STAMPS_LENGTH_BYTES,
     STATE_KINDS,
+    decode_value,
 )
 from floodmark.columns.packed import Packed, borders_of, pack, pack_array, to_binary, window
 from floodmark.model.errors import Corruption
@@ -65,8 +66,9 @@ _STAMP: Final = numpy.dtype([("version", ">u8"), ("site", "u1")])
 _TAIL: Final = numpy.dtype([("version", ">u8"), ("site", "u1"), ("expiry", ">u8"), ("flags", "u1")])
 _COPY_TAIL: Final = STAMP_BYTES + FLAGS_BYTES
 _INT64_MAX: Final = (1 << 63) - 1
+_WITHOUT_ORIGIN: Final = "a record carries no origin"
 # From this number of records on, it is quicker to look at them all at once.
-_MANY: Final = 64
+MANY_RECORDS: Final = 64
 
 
 class StoredColumns(NamedTuple):
@@ -281,8 +283,9 @@ def add_origins(stored: pyarrow.BinaryArray, versions: Versions, site: int) -> p
     >>> add_origins(added, numpy.array([9], numpy.uint64), 2) == added
     True
     """
-    if not len(stored):
-        return stored
+    if len(stored) < MANY_RECORDS:
+        pairs = zip(stored.to_pylist(), versions.tolist(), strict=True)
+        return pack([add_origin(record, encode_stamp(version, site)) for record, version in pairs]).to_arrow()
     stamps = numpy.empty(len(versions), _STAMP)
     stamps["version"], stamps["site"] = versions, site
     rows = _find_rows(stored)
@@ -314,8 +317,9 @@ def digest_records(
     >>> digest_records(pyarrow.array([b"ada"]), record).tolist() == [digest_change(7, 2, b"ada", b"a\\x00")]
     True
     """
-    if not len(records):
-        return numpy.zeros(0, numpy.uint64)
+    if len(records) < MANY_RECORDS:
+        pairs = zip(keys.to_pylist(), records.to_pylist(), strict=True)
+        return numpy.array([_digest_copy(key[key_start:], record) for key, record in pairs], numpy.uint64)
     names, stored = _find_rows(keys), _find_rows(records)
     if names is None or stored is None or not _are_plain_copies(stored):
         changes = _join_changes(keys, Records.of(records), key_start)
@@ -324,10 +328,17 @@ def digest_records(
     return numpy.frombuffer(b"".join(map(digest_bytes, changes, repeat(SEED))), ">u8").astype(numpy.uint64)
 
 
+def _digest_copy(key: bytes, record: bytes) -> int:
+    origin = decode_value(record).origin
+    if origin is None:
+        raise Corruption(_WITHOUT_ORIGIN)
+    return digest_change(origin.version, origin.site, key, take_origin(record)[1])
+
+
 def _join_changes(keys: pyarrow.BinaryArray, records: Records, key_start: int) -> Sequence[bytes]:
     """The bytes that are digested (`digest.py`)."""
     if not records.has(HAS_ORIGIN).all():
-        raise Corruption("a record carries no origin")
+        raise Corruption(_WITHOUT_ORIGIN)
     cut = _turn_origin_flags(records), [records.starts, records.cuts, records.cuts + STAMP_BYTES]
     names = pack_array(keys)
     begins = names.borders[:-1]
@@ -426,7 +437,7 @@ class Copies:
 
 def gather_copies(keys: Sequence[bytes], records: Sequence[bytes], site: int) -> Copies | None:
     """Records under qualified keys, which stand in order, if they are many and plain copies; None if not."""
-    if len(keys) < _MANY or not keys[-1].startswith(keys[0][:NAMESPACE_BYTES]):
+    if len(keys) < MANY_RECORDS or not keys[-1].startswith(keys[0][:NAMESPACE_BYTES]):
         return None
     packed = pack(records)
     lengths = packed.lengths

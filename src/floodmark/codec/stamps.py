@@ -100,7 +100,20 @@ def _decode_origins(records: Sequence[bytes]) -> list[bytes]:
     return [NO_STAMP if origin is None else encode_stamp(origin.version, origin.site) for origin in origins]
 
 
-def _take_origin(record: bytes) -> tuple[bytes, bytes]:
+def add_origin(record: bytes, stamp: bytes) -> bytes:
+    """A record that was first written here, with its stamp.  A record that has its stamp keeps it.
+
+    >>> add_origin(b"a\\x00", encode_stamp(7, 2))
+    b'a\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x07\\x02\\x04'
+    """
+    end = len(decode_value(record).value)
+    flags = record[-1]
+    return (
+        record if flags & HAS_ORIGIN else record[:end] + stamp + record[end:-1] + bytes([flags | HAS_ORIGIN])
+    )
+
+
+def take_origin(record: bytes) -> tuple[bytes, bytes]:
     """The origin of a record, and the record as it was where it was first written."""
     flags = record[-1]
     place = _place_before_stamps(record) if flags & HAS_STAMPS else _PLACES[flags]
@@ -148,7 +161,7 @@ def digest_copies(
         if record[-1] == plain:
             origin, content = record[plain_end:-1], record[:plain_end] + PLAIN
         else:
-            origin, content = _take_origin(record)
+            origin, content = take_origin(record)
         if (origin[-1] == site) is not own or not key.startswith(namespace):
             yield namespace, index - start, digest, own
             namespace, start, digest, own = key[:NAMESPACE_BYTES], index, 0, origin[-1] == site

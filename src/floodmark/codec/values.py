@@ -46,6 +46,8 @@ _ORIGIN: Final = Struct(">QB")
 _LENGTH: Final = Struct(">I")
 
 PLAIN: Final = b"\x00"
+# The last byte of a record that is nothing but its value, of an atomic batch or not.
+PLAIN_ENDS: Final = frozenset((PLAIN, bytes([IN_BATCH])))
 TOMBSTONE: Final = b"\x02"
 
 

@@ -79,6 +79,11 @@ def numbers_to_arrow(numbers: NDArray[Any]) -> pyarrow.Array:
     return pyarrow.Array.from_buffers(pyarrow.from_numpy_dtype(numbers.dtype), len(numbers), buffers)
 
 
+def empty_batch(schema: pyarrow.Schema) -> pyarrow.RecordBatch:
+    """A batch without rows."""
+    return pyarrow.RecordBatch.from_arrays([pyarrow.nulls(0, kind) for kind in schema.types], schema=schema)
+
+
 def window(data: bytes | memoryview | NDArray[numpy.uint8], kind: numpy.dtype[Any]) -> NDArray[Any]:
     """What stands at each place of some bytes, as a value of a kind.
 

@@ -23,13 +23,14 @@ from numpy.typing import NDArray
 
 from floodmark.codec.columns import RECORDS_WITH_DIGESTS
 from floodmark.columns.column import Column
+from floodmark.columns.packed import empty_batch
 from floodmark.model.errors import FloodmarkError
 from floodmark.model.record import FoundRecord
 
 # A window pays for some calls that do not depend on its size; below this they would outweigh the rows.
 WINDOW_ROWS: Final = 8_192
 
-_NO_RECORDS: Final = pyarrow.RecordBatch.from_pylist([], RECORDS_WITH_DIGESTS)
+_NO_RECORDS: Final = empty_batch(RECORDS_WITH_DIGESTS)
 _UNSIGNED: Final = (1 << 64) - 1
 
 

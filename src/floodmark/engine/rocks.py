@@ -162,9 +162,11 @@ class _Database:
         self._handles: dict[str, ColumnFamily] = {}
 
     def get(self, family: str, key: bytes) -> bytes | None:
-        with self._read_errors():
+        try:
             value: bytes | None = self._columns[family].get(key)
-            return value
+        except Exception as error:
+            raise self._read_error(error) from error
+        return value
 
     def get_many(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
         with self._read_errors():
@@ -192,7 +194,7 @@ class _Database:
             return []
         filtered = self._prefix_bytes.get(family, _NO_PREFIX) <= min(map(len, prefixes))
         found: list[Row | None] = []
-        with self._read_errors():
+        try:
             # One iterator for all of them: making it costs as much as a look-up.
             iterator = self._columns[family].iter(None if filtered else self._in_total_order)
             seek, read_key, read_value = iterator.seek, iterator.key, iterator.value
@@ -204,6 +206,8 @@ class _Database:
                     found.append(None)
                 else:
                     found.append((key, read_value()) if key.startswith(prefix) else None)
+        except Exception as error:
+            raise self._read_error(error) from error
         return found
 
     def scan(

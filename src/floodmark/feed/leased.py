@@ -1,4 +1,4 @@
-"""Leased readers: what named feeds and subscriptions have in common.
+"""Leased readers: the common part of named feeds and subscriptions.
 
 A leased reader is a stored row with a name, a namespace, a position, a lease and a safe point.  One process
 at a time holds the lease, and renews it as long as it works.  The safe point keeps the changes that the
@@ -223,7 +223,7 @@ class LeasedReaders(Generic[Row, State]):
         self.storage.on_recovery.append(self._load)
 
     def _load(self) -> None:
-        """Make memory what the engine says.  A state that other threads use stays the same object."""
+        """Load all rows from the engine.  A state that other threads use stays the same object."""
         found = list(self._load_states(self.storage.engine))
         for state in found:
             self.reload(state)

@@ -34,7 +34,7 @@ LIFETIME: Final = timedelta(hours=24)
 # For how long a reader may hold a safe point of its own.
 READERS_LIFETIME_MAX: Final = timedelta(days=30)
 # The kinds of the safe points that the site itself holds.
-SITE_KINDS: Final = frozenset({"feed", "subscription"})
+SITE_KINDS: Final = frozenset({"feed", "generation", "publish", "subscription"})
 
 # The words for places to begin reading at, in the API and in Spark's options.
 FIRST_STARTS: Final = frozenset({"beginning", "earliest"})

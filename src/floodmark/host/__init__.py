@@ -1,1 +1,1 @@
-"""What runs a site: its catalog, its upkeep and its links, in this process or behind a server."""
+"""The host of a site: its catalog, its upkeep and its links, in this process or behind a server."""

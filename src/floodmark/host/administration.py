@@ -1,4 +1,4 @@
-"""What the keeper does with the nodes of its site: lists them, moves partitions between them, lets them go.
+"""The keeper's administration of nodes: lists and removes them, and moves partitions between them.
 
 The owner of a partition is the only node that splits, merges or moves it, so the keeper asks the owner.  A
 move changes the owner in one write and moves no data.  The new owner is told at once; if it is not reached,
@@ -77,7 +77,7 @@ class NodePartitions(LocalPartitions):
         return self._of_owners(lambda port: port.peer_heat(), super().heat())
 
     def _of_owners(self, ask: Callable[[PeerPort], Sequence[Any]], known: Sequence[Any]) -> list[Any]:
-        """Replace what this node knows of the partitions of others, which counts nothing."""
+        """The figures of all partitions, those of other nodes as their owners count them."""
         told: dict[int, Any] = {}
         for owner in {row.node for row in self._node.rows}:
             with suppress(FloodmarkError):

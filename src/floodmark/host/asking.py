@@ -1,4 +1,4 @@
-"""What a node asks of the other nodes of its site: their versions, and what the work of the whole site needs.
+"""Calls of a node to the other nodes of its site: for their versions, and for the work of the whole site.
 
 **Promises.**  A resolved version of a partition is a promise that stays true for ever.  So an owner that
 gives no answer keeps its last one and holds the site's back, and an old map is safe: a partition that was
@@ -171,7 +171,7 @@ class OtherNodes:
         return ask_fate(self._call_quickly, batch, siblings)
 
     def forget(self) -> None:
-        """Forget what has become of old batches at this node."""
+        """Forget the outcomes of old batches at this node."""
         forget_ended(self._shared.node, self._maps, self._call_quickly)
 
     def _call_quickly(self, key: bytes, operation: Callable[[Partition], Result]) -> Result:

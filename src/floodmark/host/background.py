@@ -1,4 +1,4 @@
-"""What a site does by itself: heartbeats and expiries each second, and garbage collection now and then."""
+"""Background work of a site: heartbeats and expiries each second, garbage collection at an interval."""
 
 import logging
 import shutil
@@ -10,10 +10,13 @@ from typing import Final, TypeAlias
 
 from floodmark.model.errors import FloodmarkError, StorageFull
 from floodmark.partition import Node
+from floodmark.partition.node import forget_commits
+from floodmark.routing.batches import FORGET_MS
 
 HEARTBEAT_SECONDS: Final = 1.0
 CLOSE_SECONDS_MAX: Final = 60.0
 CLOCK_AHEAD_MS_MAX: Final = 1_000
+FORGET_EVERY_MS: Final = 60_000
 # A page takes a few milliseconds; resting longer than that leaves the machine to its users.
 COLLECT_PAUSE_SECONDS: Final = 0.01
 
@@ -38,7 +41,7 @@ class Background:
         self._node = node
         self._collect = collect
         self._collect_every_ms = collect_every // timedelta(milliseconds=1)
-        self._collected_at_ms = node.clock.time_source()
+        self._collected_at_ms = self._forgot_at_ms = node.clock.time_source()
         self._disk = disk
         self._disk_reserve_bytes = disk_reserve_bytes
         self._clock_warned = False
@@ -92,10 +95,18 @@ class Background:
         if not full:
             self._node.heartbeat()
             self._node.expiries.tell()
+            self._forget()
         now_ms = self._node.clock.time_source()
         if now_ms - self._collected_at_ms >= self._collect_every_ms:
             self._collected_at_ms = now_ms
             self._collect(self._may_go_on)
+
+    def _forget(self) -> None:
+        """Forget the outcomes of old commits now and then; nodes of several do it together."""
+        now_ms = self._node.clock.time_source()
+        if not self._node.number and now_ms - self._forgot_at_ms >= FORGET_EVERY_MS:
+            self._forgot_at_ms = now_ms
+            forget_commits(self._node, FORGET_MS)
 
     def _watch_clock(self) -> None:
         ahead_ms = self._node.clock.ahead_ms()

@@ -1,9 +1,10 @@
 """The namespaces of a site: their ids, names and settings, kept in the engine's metadata."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from enum import StrEnum
+from typing import Any, Final
 
 import msgspec
 
@@ -20,6 +21,7 @@ from floodmark.model.limits import NAMESPACES_MAX, TTL_MAX
 from floodmark.model.names import require_name
 from floodmark.model.version import Version
 from floodmark.partition import META, Storage, load_metadata
+from floodmark.partition.generations import GenerationsEngine, Since
 
 RETENTION: Final = timedelta(hours=24)
 
@@ -60,8 +62,58 @@ def _require_duration(setting: str, duration: object) -> None:
         )
 
 
+KEPT_GENERATIONS: Final = 1
+
+
+class GenerationState(StrEnum):
+    """Whether the records of a generation are read."""
+
+    LOADING = "loading"
+    CURRENT = "current"
+    KEPT = "kept"
+    ENDED = "ended"
+    """A publication that did not come to its swap; its records are removed."""
+
+
+class GenerationRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One generation of a namespace: its number, and the physical id of its records.
+
+    It holds the data set as of `base`, which was loaded, and the changes above `base` up to `position`, which
+    were replayed.  It is read from version `since` on, and below `until`.
+    """
+
+    number: int
+    id: int
+    base: Version
+    publisher: str = ""
+    since: Version | None = None
+    until: Version | None = None
+    position: Version = 0
+    loaded: int = 0
+    replayed: int = 0
+    # Of a rollback: the number of the generation whose records it took.
+    source: int | None = None
+
+    @property
+    def state(self) -> GenerationState:
+        """What it is for readers."""
+        if self.since is None:
+            return GenerationState.LOADING if self.until is None else GenerationState.ENDED
+        return GenerationState.CURRENT if self.until is None else GenerationState.KEPT
+
+
+class Rewound(msgspec.Struct, frozen=True):
+    """How many changes a call has copied into a generation, and how far that is behind the present."""
+
+    replayed: int
+    behind_ms: int
+
+
 class NamespaceRow(msgspec.Struct):
-    """A namespace as stored.  Its id is never used again, so a name that returns is a new set."""
+    """A namespace as stored.  Its id is never used again, so a name that returns is a new set.
+
+    `generations` is empty until a data set is published.
+    """
 
     id: int
     name: str
@@ -70,6 +122,28 @@ class NamespaceRow(msgspec.Struct):
     retention_ms: int
     created_at: Version
     dropped_at: Version | None = None
+    generations: list[GenerationRow] = []
+
+    @property
+    def present(self) -> GenerationRow:
+        """The generation that is read now; the first if no data set was published."""
+        found = [each for each in self.generations if each.state is GenerationState.CURRENT]
+        return found[0] if found else GenerationRow(number=1, id=self.id, base=0, since=self.created_at)
+
+    @property
+    def loading(self) -> GenerationRow | None:
+        """The generation that is being published."""
+        return next((each for each in self.generations if each.state is GenerationState.LOADING), None)
+
+    def swap_after(self, position: Version) -> Version | None:
+        """The first version above a position at which readers go to another generation."""
+        swaps = [each.since for each in self.generations[1:] if each.since is not None]
+        return min((since for since in swaps if since > position), default=None)
+
+    def adopt(self, other: "NamespaceRow") -> None:
+        """Take over what can change of a namespace."""
+        self.apply(other.settings)
+        self.dropped_at, self.generations = other.dropped_at, other.generations
 
     @property
     def settings(self) -> NamespaceSettings:
@@ -92,6 +166,20 @@ def load_namespaces(engine: Engine) -> list[NamespaceRow]:
     return list(load_metadata(engine, _NAMESPACES, NamespaceRow))
 
 
+def generations_of(rows: Iterable[NamespaceRow]) -> tuple[dict[bytes, list[Since]], list[bytes]]:
+    """What an engine shows of some namespaces: the generations that are read, and the ids of all others."""
+    hidden: list[bytes] = []
+    table: dict[bytes, list[Since]] = {}
+    for row in rows:
+        read = [each for each in row.generations if each.since is not None]
+        if any(each.id != row.id for each in read):
+            table[encode_namespace(row.id)] = [
+                Since(each.since or 0, encode_namespace(each.id)) for each in read
+            ]
+        hidden += [encode_namespace(each.id) for each in row.generations if each.id != row.id]
+    return table, hidden
+
+
 class Catalog:
     """Creates, finds, changes and drops namespaces.  Holders of a row see a drop at once."""
 
@@ -109,8 +197,7 @@ class Catalog:
         stored_rows = {row.id: row for row in load_namespaces(self._storage.engine)}
         for namespace, row in stored_rows.items():
             held = self._rows.setdefault(namespace, row)
-            held.apply(row.settings)
-            held.dropped_at = row.dropped_at
+            held.adopt(row)
             if row.dropped_at is not None:
                 self._storage.drop(encode_namespace(namespace))
         for namespace in self._rows.keys() - stored_rows.keys():
@@ -118,6 +205,7 @@ class Catalog:
             # Ids are not used again, so a namespace that is gone was dropped.
             self._storage.drop(encode_namespace(namespace))
         self._tell_policies()
+        self._show_generations()
         stored_id = self._storage.engine.get(META, _NEXT_ID)
         self._next_id = 1 if stored_id is None else int.from_bytes(stored_id, "big")
 
@@ -146,7 +234,7 @@ class Catalog:
             )
             row.apply(settings)
             next_id = (META, _NEXT_ID, (row.id + 1).to_bytes(4, "big"))
-            self._storage.store([_stored(row), next_id])
+            self._storage.store([stored(row), next_id])
             self._rows[row.id] = row
             self._next_id = row.id + 1
             self._tell_policies()
@@ -171,7 +259,7 @@ class Catalog:
             settings = change(row.settings)
             changed = msgspec.structs.replace(row)
             changed.apply(settings)
-            self._storage.store([_stored(changed)])
+            self._storage.store([stored(changed)])
             row.apply(settings)
 
     def drop(self, name: str) -> None:
@@ -179,9 +267,48 @@ class Catalog:
         with self._storage.settled():
             row = self.get(name)
             dropped = msgspec.structs.replace(row, dropped_at=self._now())
-            self._storage.store([_stored(dropped)])
+            self._storage.store([stored(dropped)])
             row.dropped_at = dropped.dropped_at
             self._storage.drop(encode_namespace(row.id))
+
+    def begin_generation(self, row: NamespaceRow, base: Version, publisher: str, source: int | None) -> None:
+        """Add a generation that is loading."""
+        with self._storage.settled():
+            self._storage.require_wanted()
+            generations = row.generations or [row.present]
+            number = max(each.number for each in generations) + 1
+            begun = GenerationRow(
+                number=number,
+                id=self._next_id,
+                base=base,
+                publisher=publisher,
+                position=base,
+                source=source,
+            )
+            next_id = (META, _NEXT_ID, (begun.id + 1).to_bytes(4, "big"))
+            self.set_generations(row, [*generations, begun], [next_id])
+            self._next_id = begun.id + 1
+
+    def set_generations(
+        self, row: NamespaceRow, generations: list[GenerationRow], rows: Sequence[WriteRow] = ()
+    ) -> None:
+        """Store the generations of a namespace.  The caller holds the turn."""
+        self._storage.store([stored(msgspec.structs.replace(row, generations=generations)), *rows])
+        self.show(row, generations)
+
+    def change_generation(self, row: NamespaceRow, number: int, **changes: Any) -> None:
+        """Store what has changed of one generation.  The caller holds the turn."""
+        self.set_generations(row, with_changes(row, number, **changes))
+
+    def show(self, row: NamespaceRow, generations: list[GenerationRow]) -> None:
+        """Let readers find the generations of a namespace that are stored.  The caller holds the turn."""
+        row.generations = generations
+        self._show_generations()
+
+    def _show_generations(self) -> None:
+        engine = self._storage.engine
+        if isinstance(engine, GenerationsEngine):
+            engine.show(*generations_of(self._rows.values()))
 
     def forget(self, namespace: int) -> None:
         """Remove the last trace of a dropped namespace whose data is gone.  Its id stays used."""
@@ -189,11 +316,18 @@ class Catalog:
             self._storage.store([(META, _key(namespace), None)])
             self._rows.pop(namespace, None)
             self._tell_policies()
+            self._show_generations()
 
     def _tell_policies(self) -> None:
-        """Let nothing be stored in a namespace but what it merges."""
+        """Tell the entrance which records each namespace takes, by its merge policy."""
         policies = {encode_namespace(row.id): row.merge for row in self._rows.values()}
         self._storage.entrance.set_policies(policies)
+
+    def swap_after(self, namespace: int | None, position: Version) -> Version | None:
+        """The first version above a position from which a namespace, or any, has another generation."""
+        rows = [row for row in list(self._rows.values()) if namespace in (None, row.id)]
+        swaps = [swap for row in rows if (swap := row.swap_after(position)) is not None]
+        return min(swaps, default=None)
 
     def live(self) -> list[NamespaceRow]:
         """The namespaces that were not dropped, by name."""
@@ -222,7 +356,15 @@ class Catalog:
         return next((row for row in self.live() if row.name == name), None)
 
 
-def _stored(row: NamespaceRow) -> WriteRow:
+def with_changes(row: NamespaceRow, number: int, **changes: Any) -> list[GenerationRow]:
+    """The generations of a namespace, one of them changed."""
+    return [
+        msgspec.structs.replace(each, **changes) if each.number == number else each
+        for each in row.generations
+    ]
+
+
+def stored(row: NamespaceRow) -> WriteRow:
     return META, _key(row.id), msgspec.json.encode(row)
 
 

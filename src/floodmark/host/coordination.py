@@ -17,10 +17,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import timedelta
+from functools import partial
 from threading import Lock, Thread
 from typing import Any, Final
 from uuid import uuid4
 
+from floodmark.codec.appends import any_append, set_after
 from floodmark.codec.ordered import encode_namespace
 from floodmark.feed.subscription.acknowledgement import Acknowledgement, Progress
 from floodmark.feed.subscription.store import LocalSubscriptionStore
@@ -39,23 +41,31 @@ from floodmark.log import BatchedWriter, BatchSettings
 from floodmark.model.actions import SITE_OWNER
 from floodmark.model.errors import (
     Closed,
+    Conflict,
     FloodmarkError,
     InvalidArgument,
     NamespaceNotFound,
+    PartlyDone,
     Retryable,
     TransactionEnded,
     TransactionNotFound,
 )
 from floodmark.model.limits import COORDINATORS_MAX, REPORTED_CHARACTERS_MAX, TRANSACTIONS_OF_CALLER_MAX
 from floodmark.model.partition import Decision, Fate, Partition, ReadSet
+from floodmark.model.ranges import KeyRange
 from floodmark.model.transaction import (
+    ABORTED,
+    UNKNOWN,
     Participant,
     ParticipantKind,
+    TransactionOutcome,
     TransactionState,
     TransactionStatistics,
 )
-from floodmark.model.version import Version
+from floodmark.model.version import VERSION_MAX, Version
+from floodmark.partition.conflicts import reserved_until
 from floodmark.routing import Router
+from floodmark.routing.router import each_part
 from floodmark.transaction import TransactionCoordinator
 from floodmark.transaction.coordinator import start_sweeping
 
@@ -63,7 +73,7 @@ from floodmark.transaction.coordinator import start_sweeping
 _SECRET_DIGITS: Final = 12
 
 
-class _Participants:
+class SiteParticipants:
     """The way to the partitions of all nodes, and to the subscriptions."""
 
     def __init__(self, router: Router, subscriptions: LocalSubscriptionStore) -> None:
@@ -112,7 +122,7 @@ class LocalTransactions:
         self._catalog = site.catalog
         self._subscriptions = subscriptions
         self._router = router
-        self._participants = _Participants(router, subscriptions)
+        self._participants = SiteParticipants(router, subscriptions)
         # Whether each coordinator has a thread that sweeps.
         self._is_started = False
         # Held while a coordinator is opened.  Open ones stand in a dict that never changes, but is
@@ -176,7 +186,13 @@ class LocalTransactions:
             return coordinator.commit(transaction, self._node.committer.now(), wrote=bool(rows))
         try:
             # First the writes, which lock their keys; then a version above them; then the reads, up to it.
-            version = self._prepare(coordinator, transaction, rows, 0 if reads is None else reads.since)
+            first, last = _split_appends(self._router, rows)
+            version = self._prepare(coordinator, transaction, first, 0 if reads is None else reads.since)
+            if reads is not None:
+                version = _reserve(self._router, transaction, reads.writes, version)
+            if last:
+                last = {key: set_after(value, version) for key, value in last.items()}
+                version = self._prepare(coordinator, transaction, last, version)
             if reads is not None:
                 self._router.validate(transaction, reads, version)
         except TransactionEnded:
@@ -185,8 +201,11 @@ class LocalTransactions:
         except FloodmarkError as error:
             with suppress(FloodmarkError):
                 coordinator.abort(transaction, f"it cannot commit: {error}")
+            _tell_reserved(self._router, transaction, reads, 0)
             raise
-        return coordinator.commit(transaction, version, wrote=bool(rows))
+        version = coordinator.commit(transaction, version, wrote=bool(rows))
+        _tell_reserved(self._router, transaction, reads, version)
+        return version
 
     def _prepare(
         self,
@@ -197,27 +216,64 @@ class LocalTransactions:
     ) -> Version:
         """Prepare writes at their partitions; the version at which they can be committed, above `since`.
 
-        A partition in which something is prepared is not split before that has ended.
+        A partition in which something is prepared is not split or merged before that has ended.
         """
-        left, versions = sorted(rows), [0]
-        while left:
-            participant = Participant(ParticipantKind.PARTITION, left[0].hex())
-            with coordinator.taking_part(transaction, participant):
-                version, done = self._router.call(
-                    left[0], lambda partition: _prepare(partition, transaction, left, rows)
+        keys, appends = sorted(rows), any_append([*rows.values()])
+        groups = [place for _, place in self._router.maps.map.group(keys)]
+
+        def prepare(place: slice, *, waits: bool = True) -> Version:
+            """Prepare the writes to the partitions of some keys, which may have been split or merged."""
+            done, highest = place.start, 0
+            while done < place.stop:
+                first = keys[done]
+                with coordinator.taking_part(transaction, _participant(first)):
+                    version, done = self._router.call(
+                        first, lambda partition: _prepare(partition, transaction, keys, rows, waits=waits)
+                    )
+                if done < place.stop and appends:
+                    raise Conflict("a partition that a transaction appends to was split; try again")
+                highest = max(highest, version)
+            return highest
+
+        if len(groups) < 2:
+            versions = [prepare(place) for place in groups]
+        else:
+            try:
+                versions = self._router.calls.all([partial(prepare, place, waits=False) for place in groups])
+            except Retryable:
+                # Transactions wait for locks only while they take them in order, so that no two wait for each
+                # other.
+                parts = [_participant(keys[place.start]) for place in groups]
+                self._router.calls.all(
+                    [partial(self._participants.abort, part, transaction) for part in parts]
                 )
-            versions.append(version)
-            del left[:done]
-        if max(versions) > since:
-            return max(versions)
+                versions = [prepare(place) for place in groups]
+        if (version := max(versions, default=0)) > since:
+            return version
         self._node.committer.observe(since)
         return self._node.committer.now()
 
     def abort(self, transaction: str, reason: str) -> None:
         self._coordinator_of(transaction).abort(transaction, reason[:REPORTED_CHARACTERS_MAX])
 
+    def outcome(self, transaction: str) -> TransactionOutcome:
+        try:
+            coordinator = self._coordinator_of(transaction)
+            if coordinator.show(transaction).state is TransactionState.OPEN:
+                # It may be decided meanwhile.
+                with suppress(TransactionEnded, PartlyDone):
+                    coordinator.abort(transaction, "its outcome was asked for")
+            shown = coordinator.show(transaction)
+        except TransactionNotFound:
+            return UNKNOWN
+        if shown.state is TransactionState.OPEN:
+            raise Retryable(f"transaction {transaction} is being decided; ask again", transaction=transaction)
+        if shown.state in (TransactionState.COMMITTING, TransactionState.COMMITTED):
+            return TransactionOutcome("committed", shown.version)
+        return ABORTED
+
     def fate(self, transaction: str) -> Fate:
-        """What becomes of the writes and acknowledgements of a transaction.
+        """The decision about the writes and acknowledgements of a transaction.
 
         Raises `NotKeeper` where a node that keeps the site has to be asked.
         """
@@ -258,7 +314,7 @@ class LocalTransactions:
         return self._coordinator_of(transaction).show(transaction)
 
     def sweep(self) -> None:
-        """Do what the threads do that a site with `background=False` does not have."""
+        """Sweep all coordinators once, as their threads do unless the site has `background=False`."""
         for coordinator in self.coordinators.values():
             coordinator.sweep()
 
@@ -270,7 +326,7 @@ class LocalTransactions:
         )
 
     def close(self) -> None:
-        """Write what is on its way, then refuse.  What goes wrong with one keeps no other from it."""
+        """Write pending records and close the coordinators.  An error of one does not keep others open."""
         with self._lock:
             self._closed = True
         with ExitStack() as closing:
@@ -331,6 +387,7 @@ class LocalTransactions:
             mint=self._mint,
             time_source=self._node.clock.time_source,
             is_abandoned=_is_own,
+            at_once=self._router.calls.all,
         )
         self._logs.opened(LogKind.COORDINATOR, coordinator.log)
         self.coordinators = {**self.coordinators, number: coordinator}
@@ -366,10 +423,59 @@ def _is_own(transaction: str) -> bool:
     return transaction.endswith(f"-{OWN_MARK}")
 
 
+def _split_appends(
+    router: Router, rows: Mapping[bytes, bytes]
+) -> tuple[dict[bytes, bytes], dict[bytes, bytes]]:
+    """Writes that are prepared first, and those of the partition that appends, whose p is the version."""
+    keys, first, last = sorted(rows), {}, []
+    for _, place in router.maps.map.group(keys):
+        group = {key: rows[key] for key in keys[place]}
+        if any_append([*group.values()]):
+            last.append(group)
+        else:
+            first.update(group)
+    if len(last) > 1:
+        raise InvalidArgument(
+            "a transaction over several nodes appends to logs in several partitions; append to one log, "
+            "or begin a transaction for each"
+        )
+    return first, last[0] if last else {}
+
+
+def _participant(key: bytes) -> Participant:
+    """The partition of a qualified key, as a participant."""
+    return Participant(ParticipantKind.PARTITION, key.hex())
+
+
 def _prepare(
-    partition: Partition, transaction: str, keys: Sequence[bytes], rows: Mapping[bytes, bytes]
+    partition: Partition,
+    transaction: str,
+    keys: Sequence[bytes],
+    rows: Mapping[bytes, bytes],
+    *,
+    waits: bool,
 ) -> tuple[Version, int]:
-    """Prepare those of some ordered keys that lie in a partition, the first among them; p, and how many."""
-    end = partition.range.end
-    own = keys if end is None else keys[: bisect_left(keys, end)]
-    return partition.prepare(transaction, own, [rows[key] for key in own]), len(own)
+    """Prepare those of some ordered keys that lie in a partition; p, and the place behind them."""
+    start, last = bisect_left(keys, partition.range.start), partition.range.end
+    end = len(keys) if last is None else bisect_left(keys, last)
+    own = keys[start:end]
+    return partition.prepare(transaction, own, [rows[key] for key in own], waits=waits), end
+
+
+def _reserve(router: Router, transaction: str, ranges: Sequence[KeyRange], version: Version) -> Version:
+    """Declare ranges as written, behind all prepares; the version at which they can be committed."""
+    versions = [version]
+    for keys in ranges:
+        each_part(
+            router, keys, lambda partition, within: versions.append(partition.reserve(transaction, within))
+        )
+    if max(versions) > min(map(reserved_until, versions[1:]), default=VERSION_MAX):
+        raise Conflict("the keys that a transaction declares as written took too long to reserve; try again")
+    return max(versions)
+
+
+def _tell_reserved(router: Router, transaction: str, reads: ReadSet | None, version: Version) -> None:
+    """Tell where a transaction is committed, or 0.  Nodes that are not told do without it soon."""
+    for keys in () if reads is None else reads.writes:
+        with suppress(FloodmarkError):
+            each_part(router, keys, lambda partition, within: partition.reserve(transaction, within, version))

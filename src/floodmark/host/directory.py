@@ -112,7 +112,7 @@ class SiteDirectory:
             raise
 
     def finish(self) -> None:
-        """Say that the database is made.  From here on the site is refused without it."""
+        """Note that the database exists.  From then on the site is refused without it."""
         if self.identity.unfinished:
             self.identity = msgspec.structs.replace(self.identity, unfinished=False)
             try:
@@ -151,7 +151,7 @@ class SiteDirectory:
         return identity
 
     def _require_engine(self) -> None:
-        """Refuse a site whose database is gone, as on a disk that is not mounted: it is not made anew."""
+        """Raise CannotOpen if the database is missing, as on a disk that is not mounted."""
         path = engine_path(self.path)
         if self.identity.unfinished or (path.is_dir() and any(path.iterdir())):
             return
@@ -164,7 +164,7 @@ class SiteDirectory:
         )
 
     def _raise_format(self) -> None:
-        """Say that the database may hold rows of the present format, before the first of them is there."""
+        """Note the present format, before the first row of it is written."""
         if self.identity.format == FORMAT:
             return
         raised = msgspec.structs.replace(self.identity, format=FORMAT)
@@ -214,7 +214,7 @@ def read_identity(path: Path) -> Identity:
 
 
 def stored_identity(stored: bytes | None, path: object) -> EngineIdentity | None:
-    """Whose database it is; None if it says nothing."""
+    """The identity that is stored in a database; None if there is none."""
     try:
         return None if stored is None else msgspec.json.decode(stored, type=EngineIdentity)
     except msgspec.MsgspecError as error:
@@ -241,7 +241,7 @@ def _too_new(path: object, stored: int) -> FormatTooNew:
 
 
 def require_same_identity(identity: Identity, stored: bytes, path: object) -> None:
-    """Refuse a database that says it is another site's: it, or floodmark.json, is not what it was."""
+    """Raise Corruption for a database whose identity differs from floodmark.json."""
     held = stored_identity(stored, path)
     assert held is not None
     if (held.site, held.site_id) != (identity.site, identity.site_id):

@@ -1,4 +1,4 @@
-"""A site in this process: one node on one engine, and what a site keeps beside its data."""
+"""A site in this process: one node on one engine, and the tables and upkeep of the site."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +16,7 @@ from floodmark.feed.named.store import LocalFeedStore
 from floodmark.feed.subscription.store import LocalSubscriptionStore
 from floodmark.host.administration import OneProcess
 from floodmark.host.background import Background, Collect
+from floodmark.host.comparisons import Comparisons
 from floodmark.host.coordination import LocalTransactions
 from floodmark.host.directory import Identity
 from floodmark.host.examination import examine
@@ -29,14 +30,17 @@ from floodmark.host.local import (
     LocalStatus,
     LocalVersions,
 )
+from floodmark.host.overview import ServingFacts, look_over
 from floodmark.host.parts import SiteNodes, SiteParts
 from floodmark.host.ports import Host, NodePort
+from floodmark.host.publishing import LocalGenerations
 from floodmark.host.sharing import Sharing
 from floodmark.host.transaction_logs import TransactionLogs
 from floodmark.host.verifying import LocalVerification
 from floodmark.model.errors import Closed, FloodmarkError
 from floodmark.model.partition import (
     ApplyStream,
+    GenerationStream,
     LoadStream,
     MergeStream,
     PutStream,
@@ -120,16 +124,13 @@ class EmbeddedHost(SiteParts, Host):
         self._closed = False
         self.router = Router(node, node.storage.entrance) if router is None else router
         self.reader = ChangeReader(node, self.safe_points, self.catalog.is_live, router=self.router)
-        self.garbage = GarbageCollection(self, log_retention)
+        self.reader.swap_after = self.catalog.swap_after
+        self.generations: LocalGenerations = LocalGenerations(self, self.reader)
+        self.garbage = GarbageCollection(self, log_retention, self.generations.collect)
         self.background = make_background(node, self.garbage.run if keeps else _collect_nothing)
         self.background.watch_disk()
         self._has_background = background
-        self.feeds = LocalFeedStore(
-            self.safe_points,
-            resolve_namespace=self._resolve_namespace,
-            partition_ranges=lambda: [partition.range for partition in node.map.partitions],
-            resolved_version=node.resolved_version,
-        )
+        self.feeds = self._open_feeds(node)
         logs = TransactionLogs(node)
         self.subscriptions = LocalSubscriptionStore(
             self.safe_points,
@@ -150,21 +151,24 @@ class EmbeddedHost(SiteParts, Host):
         self.node_port: NodePort = OneProcess(self)
         self.retention = LocalRetention(self, self.garbage)
         self.replication = LocalLinks(self, self.membership, self.versions)
+        self.facts, self.comparisons = ServingFacts(), Comparisons(node.storage)
         self.verification = LocalVerification(
-            self,
-            lambda quick: examine(self, quick, disk=disk),
-            self.router,
-            self.versions.read_version,
+            self, partial(examine, self, disk=disk), self.router, self.versions.read_version, self.comparisons
         )
         self.status = LocalStatus(
-            self, self.garbage, self.reader, self.background, replication=self.replication.statistics
+            self,
+            self.garbage,
+            self.reader,
+            self.background,
+            replication=self.replication.statistics,
+            overview=lambda: look_over(self),
         )
         # What this host loads again after a recovery of the storage.
         self._reloads = node.storage.on_recovery[reloads:]
         _hosts.add(self)
 
     def start(self) -> None:
-        """Begin what the site does by itself, unless it was made without `background`."""
+        """Start the background threads, unless the site was made without `background`."""
         if not self._has_background:
             return
         try:
@@ -173,6 +177,14 @@ class EmbeddedHost(SiteParts, Host):
         except BaseException:
             self.transactions.close()
             raise
+
+    def _open_feeds(self, node: Node) -> LocalFeedStore:
+        return LocalFeedStore(
+            self.safe_points,
+            resolve_namespace=self._resolve_namespace,
+            partition_ranges=lambda: [partition.range for partition in node.map.partitions],
+            resolved_version=node.resolved_version,
+        )
 
     def _resolve_namespace(self, name: str) -> tuple[int, Version]:
         row = self.catalog.get(name)
@@ -206,6 +218,8 @@ class EmbeddedHost(SiteParts, Host):
                 commit = partial(self.router.put_unchanged, since=command.since)
             case ApplyStream(link=link):
                 commit = partial(self.router.apply, link=link)
+            case GenerationStream(namespace=namespace, number=number):
+                commit = partial(self.generations.load_generation, namespace, number)
         return LocalWriteStream(partial(commit, durable=command.durable))
 
     def engine_measures(self) -> EngineMeasures | None:
@@ -224,7 +238,7 @@ class EmbeddedHost(SiteParts, Host):
         self._abandon(refusal)
 
     def retire(self) -> None:
-        """End what the host does by itself: another host serves the engine from now on, which stays open."""
+        """Stop the background threads: another host serves the engine from now on, which stays open."""
         self._closed = True
         _hosts.discard(self)
         self.background.stop()

@@ -48,7 +48,7 @@ class StreamRow(msgspec.Struct, frozen=True):
 
 
 class Epochs:
-    """Opens epochs.  What is kept in memory is on disk, so most questions are answered from there."""
+    """Opens epochs.  Memory mirrors the disk, so most calls read nothing."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class Epochs:
 
 
 def require_stream(stream: object) -> None:
-    """A stream has a name, or several with slashes between them: who writes it, and what."""
+    """Check the name of a stream: one or more parts with slashes between them, such as WRITER/TOPIC."""
     if not isinstance(stream, str) or len(stream) > NAMESPACE_NAME_CHARACTERS_MAX:
         raise InvalidName(
             f"{stream!r:.200} cannot name a stream: use at most {NAMESPACE_NAME_CHARACTERS_MAX} characters"

@@ -1,4 +1,4 @@
-"""Examines a site: everything that is wrong with it, and what to do about it.
+"""Examines a site, and advises on each problem.
 
 An examination only reads, while the site is in use.  Garbage collection declares before it deletes, so the
 declaration, read *after* the data, tells collected data from lost data.
@@ -26,7 +26,7 @@ from floodmark.feed.subscription.subscriptions import SubscriptionRow
 from floodmark.host.background import CLOCK_AHEAD_MS_MAX, Background
 from floodmark.host.catalog import Catalog
 from floodmark.host.directory import Identity
-from floodmark.host.statistics import ReplicationStatistics
+from floodmark.host.statistics import AlarmKind, NodeStatistics, ReplicationStatistics
 from floodmark.model.errors import Corruption, FloodmarkError
 from floodmark.model.limits import KEY_BYTES_MAX, PAGE_BYTES_MAX, PAGE_ROWS_MAX
 from floodmark.model.partition import HoldKind
@@ -61,23 +61,31 @@ _HOLD_ADVICE: Final = {
 }
 
 
+_ALARM_ADVICE: Final = {
+    AlarmKind.OVERDUE: "see whether floodmark replicate runs, and reaches both sites",
+    AlarmKind.FINDING: "floodmark verify SITE SITE --repair finds the keys, and gives each its winner back",
+    AlarmKind.STALLED: "remove the cause that the alarm names; the link goes on by itself",
+    AlarmKind.SKEW: "synchronise the clocks of both machines",
+}
+
+
 class Severity(StrEnum):
-    """How bad a finding is."""
+    """The severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"
-    """It works, and an operator should look at it."""
+    """It works, but needs attention."""
 
     PROBLEM = "problem"
     """Something is broken, or will be soon."""
 
     UNKNOWN = "unknown"
-    """It could not be told."""
+    """The check could not be made."""
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of one check, and what to do about it; nothing, if the advice is empty."""
+    """The result of one check; the advice is empty if there is nothing to do."""
 
     check: str
     severity: Severity
@@ -92,7 +100,7 @@ class Describing(Protocol):
 
 
 class Examined(Protocol):
-    """What an examination needs of a site in this process."""
+    """The parts of a site that an examination reads."""
 
     identity: Identity
     node: Node
@@ -259,8 +267,10 @@ class Examination:
         elif replication.epoch is None:
             yield _ok("the site shares nothing")
         else:
+            kinds = {alarm.text: alarm.kind for link in replication.links for alarm in link.alarms}
             for alarm in replication.alarms:
-                yield _warning(alarm, "docs/operations/replication.md says what each alarm means")
+                kind = next(kind for text, kind in kinds.items() if alarm.endswith(text))
+                yield _warning(alarm, f"{_ALARM_ADVICE[kind]} (docs/operations/replication.md)")
             yield _ok(f"the site follows topology {replication.epoch}")
 
     def _check_retention(self) -> Iterator[CheckResult]:
@@ -311,8 +321,25 @@ class Examination:
         yield _ok(f"{len(rows):,} in all")
 
 
+def check_nodes(nodes: Sequence[NodeStatistics]) -> list[CheckResult]:
+    """Findings about the nodes of a site; none if one process serves it."""
+    if not nodes:
+        return []
+    lost = [str(each.node) for each in nodes if not each.lives]
+    drained = [str(each.node) for each in nodes if each.lives and each.drained]
+    findings = [CheckResult("nodes", Severity.OK, f"{len(nodes) - len(lost)} of {len(nodes)} nodes beat")]
+    if lost:
+        advice = "start it again, or take it off the list with floodmark node remove"
+        findings = [CheckResult("nodes", Severity.WARNING, f"does not beat: node {', '.join(lost)}", advice)]
+    if drained:
+        advice = "stop it, or start it again if it is to serve"
+        message = f"was drained and still runs: node {', '.join(drained)}"
+        findings.append(CheckResult("nodes", Severity.WARNING, message, advice))
+    return findings
+
+
 def _findings(name: str, check: Callable[[], Iterator[CheckResult]]) -> list[CheckResult]:
-    """What a check finds.  That all is well is said only if it is."""
+    """The results of a check: its problems, or its OK results if there are none."""
     found: list[CheckResult] = []
     try:
         # One by one, so that what was found before an error counts.
@@ -375,7 +402,7 @@ def _judge_subscription(row: SubscriptionRow, now_ms: int, collected: Version) -
 
 @dataclass
 class DamageReport:
-    """What was found wrong: how often, and the first few cases in words."""
+    """The number of damaged rows, and the first few as texts."""
 
     count: int = 0
     examples: list[str] = field(default_factory=list)
@@ -400,7 +427,7 @@ class Walk:
         self._on_page = on_page
 
     def check_records(self) -> Iterator[CheckResult]:
-        """Whether every record can be read, is of a namespace, and is not of the future."""
+        """Check that every record can be read, has a namespace, and is not from the future."""
         damage, strays, count = DamageReport(), DamageReport(), 0
         namespaces = self._names()
         for page in self._pages(DATA, "records"):
@@ -430,7 +457,7 @@ class Walk:
         yield _ok(f"{count:,} read, and all are whole")
 
     def check_logs(self) -> Iterator[CheckResult]:
-        """Whether every row of the change logs can be read, and says the same as the data."""
+        """Check that every row of the change logs can be read and matches the data."""
         damage, count = DamageReport(), 0
         logs = {log.id: log for log in load_logs(self._node.engine)}
         previous = _LogPlace(0, 0, 0)
@@ -471,7 +498,7 @@ class Walk:
         return None
 
     def _compare(self, version: Version, row: CommitRow) -> str | None:
-        """Whether the data holds what a commit says that it wrote."""
+        """The difference between a commit in the log and the data; None if they match."""
         suffix = encode_version(version)
         stored = self._node.engine.get_many(DATA, [encode_prefix(key) + suffix for key in row.keys])
         for key, logged, found in zip(row.keys, row.values, stored, strict=True):

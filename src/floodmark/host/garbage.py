@@ -1,4 +1,4 @@
-"""When to collect garbage, and up to where: the site's side of it.
+"""Chooses the safe point of each namespace, and collects garbage behind it.
 
 Of several nodes the keeper collects, over the records of all.  Nothing has to happen in an owner's turn: at
 or below the site's resolved version no owner writes, neither a commit nor a correction, so only the keeper
@@ -22,10 +22,16 @@ from floodmark.partition.pruning import prune_namespace
 
 
 class GarbageCollection:
-    """Finds each namespace's safe point, and removes what lies behind it.  One run at a time."""
+    """Collects the garbage of all namespaces.  One run at a time."""
 
-    def __init__(self, site: SiteParts, log_retention: timedelta | None) -> None:
+    def __init__(
+        self,
+        site: SiteParts,
+        log_retention: timedelta | None,
+        collect_generations: Callable[[NamespaceRow, Version], object],
+    ) -> None:
         self._site = site
+        self._collect_generations = collect_generations
         self._node = site.node
         self._log_retention = log_retention
         self._lock = Lock()
@@ -42,6 +48,8 @@ class GarbageCollection:
             for row in rows:
                 if row.dropped_at is not None:
                     if row.dropped_at <= safe_points[row.id]:
+                        for generation in row.generations:
+                            self._node.retention.remove_generation(generation.id)
                         self._node.retention.remove_namespace(row.id)
                         self._site.links.forget(row.id)
                         self._site.members.forget(row.id)
@@ -60,6 +68,8 @@ class GarbageCollection:
                     # One damaged record must not let the others, and the logs, grow without end.
                     damage = damage or error
                     continue
+                if row.generations:
+                    self._collect_generations(row, safe_points[row.id])
                 self._site.links.forget_marks(row.id, safe_points[row.id])
                 read += collected.versions_read
                 removed += collected.versions_removed
@@ -120,14 +130,14 @@ class GarbageCollection:
         return rows, safe_points
 
     def _oldest_log_version(self) -> Version:
-        """What the change log need not keep, though a reader may still ask for it."""
+        """The version up to which the change log may be trimmed although readers may ask for it."""
         if self._log_retention is None:
             return 0
         aged_ms = self._node.clock.time_source() - self._log_retention // timedelta(milliseconds=1)
         return min(max(0, aged_ms) << COUNTER_BITS, self._node.resolved_version())
 
     def _safe_point(self, row: NamespaceRow, resolved: Version) -> Version:
-        """The retention's age, but never past what is resolved, or held at any node."""
+        """The version of the retention's age, or the resolved or lowest held version if that is lower."""
         aged = max(0, self._node.clock.time_source() - row.retention_ms) << COUNTER_BITS
         held = self._site.nodes.held_version(row.id)
         return self._site.safe_points.lowest(row.id, min(aged, resolved, held))

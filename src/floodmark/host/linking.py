@@ -1,4 +1,4 @@
-"""The links that end at a site, by the names of its namespaces, and what there is to say about them."""
+"""The links that end at a site, by the names of its namespaces, with their statistics and alarms."""
 
 from typing import Final
 
@@ -65,7 +65,7 @@ class LocalLinks(LocalPort):
         ]
 
     def advance_link(self, step: LinkStep, applied: Applied) -> None:
-        """Take note of a step.  Its namespaces must still be the ones that it was applied to."""
+        """Store a step.  Its namespaces must still be those that it was applied to."""
         self._members.require_rejoined()
         for part in step.namespaces:
             if self._catalog.get(part.name).id != part.target_id:

@@ -14,6 +14,7 @@ from floodmark.host.background import Background
 from floodmark.host.balancing import halving_key
 from floodmark.host.catalog import NamespaceRow, NamespaceSettings
 from floodmark.host.garbage import GarbageCollection
+from floodmark.host.overview import SiteOverview
 from floodmark.host.parts import LocalPort, SiteParts
 from floodmark.host.ports import NamespaceUpdate, PeerCommands, PeerReply, PeerVersions, SplitByLoad
 from floodmark.host.sharing import Sharing
@@ -114,7 +115,7 @@ class LocalVersions(LocalPort):
             at_heartbeat=at_heartbeat,
             own=own,
         )
-        return cut_changes(self._node, self._site.safe_points, request)
+        return cut_changes(self._node, self._site.safe_points, request, self._catalog.swap_after)
 
 
 class LocalPeers(LocalPort):
@@ -200,7 +201,7 @@ class LocalPartitions(LocalPort):
 
 
 def partition_statistics(node: Node, partitions: Sequence[LocalPartition]) -> list[PartitionStatistics]:
-    """What a node has counted of some partitions; zeros of those of other nodes."""
+    """The counters of some partitions at a node; zeros for partitions of other nodes."""
     owners = {row.id: row.node for row in node.rows}
     now_ms = node.clock.physical_ms()
     return [
@@ -218,7 +219,7 @@ def partition_statistics(node: Node, partitions: Sequence[LocalPartition]) -> li
 
 
 def partition_heat(node: Node, partitions: Sequence[LocalPartition]) -> list[PartitionHeat]:
-    """How busy some partitions were, as far as a node has counted it."""
+    """The load of some partitions, as a node has counted it."""
     now_ms = node.clock.time_source()
     return [
         PartitionHeat(id=partition.id, range=partition.range, samples=partition.heat.history(now_ms))
@@ -293,12 +294,14 @@ class LocalStatus(LocalPort):
         background: Background,
         *,
         replication: Callable[[], ReplicationStatistics],
+        overview: Callable[[], SiteOverview],
     ) -> None:
         super().__init__(site)
         self._garbage = garbage
         self._reader = reader
         self._background = background
         self.replication = replication
+        self.overview = overview
 
     def statistics(self) -> SiteStatistics:
         node, identity = self._node, self._site.identity

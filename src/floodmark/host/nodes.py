@@ -13,7 +13,6 @@ The module loads Flight, by which nodes call each other.
 
 import logging
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
 from threading import Event, Lock, Thread
@@ -27,6 +26,7 @@ from floodmark.host.asking import NodeVersions, OtherNodes
 from floodmark.host.directory import Identity
 from floodmark.host.embedded import BuildHost, EmbeddedHost
 from floodmark.host.maps import NodeMaps, NodeMoves, takeover_backoff
+from floodmark.host.overview import ServingFacts
 from floodmark.host.peers import REFRESH_PEER, Peers, load_secret
 from floodmark.host.ports import PORTS, Host, PeerCommands, PeerCredentials, PeerPort, PeerReply
 from floodmark.host.remote import RemoteNamespaces
@@ -46,7 +46,7 @@ from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version, physical_ms
 from floodmark.partition.fencing import highest_ceiling, load_keeper
 from floodmark.partition.membership import BEAT_MS, SharedNode, claim, drained_nodes
-from floodmark.routing import BatchWriter, Router
+from floodmark.routing import BatchWriter, CallPool, Router
 from floodmark.wire import RemoteCalls, port_methods
 from floodmark.wire.address import parse_address
 from floodmark.wire.changes import resume_changes
@@ -60,8 +60,8 @@ RETIRE_SECONDS: Final = 5.0
 # How long a node that is asked to stop gives partitions away.
 LEAVE_SECONDS: Final = 5.0
 LINGER_SECONDS: Final = 0.5
-# Calls of other nodes at once for all atomic batches that this node writes; more wait.
-BATCH_CALLS_MAX: Final = 32
+# Threads that call other nodes for the atomic batches and transactions of this node.
+CALLS_MAX: Final = 32
 
 _log = logging.getLogger("floodmark.site")
 
@@ -127,6 +127,7 @@ class NodeHost(Host):
         self._threads: list[Thread] = []
         # Why the node does not serve, or has not begun to keep the site; None if all is well.
         self.error: str | None = None
+        self.facts = ServingFacts()
         self.shared = SharedNode(
             engine,
             number,
@@ -138,12 +139,17 @@ class NodeHost(Host):
         self._peers = Peers(self.peer_token)
         self.others = OtherNodes(self.shared, self._peers, elapsed_source)
         maps = NodeMaps(self.shared, self._peers)
-        self._calls = ThreadPoolExecutor(BATCH_CALLS_MAX, thread_name_prefix="floodmark-batch")
+        self._calls = CallPool(CALLS_MAX)
+
+        def mint() -> str:
+            return mint_batch(self.physical_ms())
+
         self.router = Router(
             maps,
             self.shared.entrance,
             moves=partial(NodeMoves, maps, self._stopping),
-            batches=BatchWriter(lambda: mint_batch(self.physical_ms()), self._calls),
+            batches=BatchWriter(mint, self._calls),
+            mint=mint,
         )
         for port in PORTS:
             methods = port_methods(port.protocol, port.prefix).values()
@@ -186,6 +192,7 @@ class NodeHost(Host):
         host.node_port = NodeAdministration(host, self.shared, ask, host.partitions)
         host.peers.keep = keep
         host.peers.run = self._run_commands
+        host.facts = self.facts
         self.peer = ask
 
         self.shared.held = host.safe_points.held_by_readers
@@ -214,7 +221,7 @@ class NodeHost(Host):
         self.namespaces.list_namespaces()
 
     def start(self) -> None:
-        """Begin what the node does by itself: the work of its host, and beating and watching the others."""
+        """Start the background threads: those of the host, the beat, and the watch over other nodes."""
         self._is_started = True
         self._host.start()
         seconds = BEAT_MS / 1_000
@@ -247,7 +254,7 @@ class NodeHost(Host):
             self._due.set()
 
     def watch(self) -> None:
-        """Do what the beats of other nodes ask for, and begin anew if this node was fenced."""
+        """React to the beats of other nodes, and restart with a new incarnation if this node was fenced."""
         with self._lock:
             if self._closed:
                 return
@@ -346,7 +353,7 @@ class NodeHost(Host):
         return NodeCounters(node=shared.number, takeovers=shared.takeovers, restarts=shared.incarnations - 1)
 
     def require_ready(self) -> None:
-        """Raise the reason for which this node does not serve, by what it knows: it asks no other node."""
+        """Raise the reason for which this node does not serve.  Asks no other node."""
         number, node = self.shared.number, self.shared.node
         self.shared.membership.require()
         node.storage.require_wanted()
@@ -400,7 +407,7 @@ class NodeHost(Host):
             self._closed = True
         for thread in self._threads:
             thread.join(RETIRE_SECONDS)
-        self._calls.shutdown(wait=False, cancel_futures=True)
+        self._calls.close()
         self._peers.close()
         self._host.close()
 

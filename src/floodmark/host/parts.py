@@ -1,4 +1,4 @@
-"""What a site of this process keeps beside its data; its upkeep and its ports share it.
+"""The tables of a site in this process, which its upkeep and its ports share.
 
 **Nodes that share an engine.**  One of them keeps the site: it changes the tables below and answers the calls
 about them.  The others have copies, and each table says how old a copy may be:
@@ -30,7 +30,7 @@ from floodmark.replication.members import Members
 
 
 class SiteNodes(Protocol):
-    """What the work of a whole site asks of all its nodes."""
+    """Questions about a whole site, which all of its nodes answer together."""
 
     def require_keeper(self) -> None:
         """Raise `NotKeeper` unless this node keeps the site, as the engine has it now."""
@@ -42,10 +42,10 @@ class SiteNodes(Protocol):
         """The lowest version that readers at other nodes hold; `VERSION_MAX` if there is none."""
 
     def fate(self, transaction: str) -> Fate:
-        """What the keeper says about a transaction; raises if it cannot be asked."""
+        """The keeper's decision about a transaction; raises if the keeper does not answer."""
 
     def batch_fate(self, batch: str, siblings: Sequence[bytes]) -> Fate:
-        """How a batch ends (`ask_fate`); raises if one of its partitions cannot be asked."""
+        """The outcome of a batch (`ask_fate`); raises if one of its partitions does not answer."""
 
 
 class OneNode:
@@ -86,12 +86,12 @@ class SiteParts:
         storage.entrance.admit = self.links.admit
 
     def load_catalog(self) -> None:
-        """Load what the catalog's epoch covers: namespaces and topology.  Call it in the turn."""
+        """Load the namespaces and the topology, which the catalog's epoch covers.  Call it in the turn."""
         self.catalog.load()
         self.members.load()
 
     def refresh(self) -> None:
-        """Load what the keeper may have changed, at a node that does not keep the site."""
+        """Load the keeper's changes, at a node that does not keep the site."""
         self.node.storage.entrance.catch_up()
         self.links.load()
 

@@ -26,9 +26,11 @@ from floodmark.feed.reading.cut import ChangesCut
 from floodmark.feed.safepoints import READERS_LIFETIME_MAX, is_readers_name
 from floodmark.feed.subscription.subscriptions import SubscriptionStore
 from floodmark.host.balancing import Move
-from floodmark.host.catalog import NamespaceRow, NamespaceSettings
+from floodmark.host.catalog import GenerationRow, NamespaceRow, NamespaceSettings, Rewound
+from floodmark.host.comparisons import ComparisonNote
 from floodmark.host.directory import Identity
 from floodmark.host.examination import CheckResult
+from floodmark.host.overview import ServingFacts, SiteOverview
 from floodmark.host.statistics import (
     GarbageReport,
     NodeCounters,
@@ -84,10 +86,39 @@ class NamespacePort(Protocol):
         """Drop a namespace.  Raises InvalidConfiguration if other sites share it."""
 
 
+class GenerationPort(Protocol):
+    """Publishes data sets: begin, load by `GenerationStream`, rewind until little is left, swap."""
+
+    @Action(Role.ADMIN, Scope.NAMESPACE, audited=True, repeatable=True)
+    def begin_generation(self, namespace: str, base: Version, publisher: str) -> GenerationRow:
+        """Begin to publish data of a version, or of now if it is 0; the same publisher goes on.
+
+        Raises PublicationConflict if another publisher is at work.
+        """
+
+    @Action(Role.ADMIN, Scope.NAMESPACE, audited=True, repeatable=True, lengthy=True)
+    def rewind_generation(self, namespace: str, number: int) -> Rewound:
+        """Copy changes that were made since the base, or since the last call, for some seconds."""
+
+    @Action(Role.ADMIN, Scope.NAMESPACE, audited=True, repeatable=True, lengthy=True)
+    def swap_generation(self, namespace: str, number: int, keep: int) -> GenerationRow:
+        """Let all readers and writers go over to a loaded generation; `keep` earlier ones stay."""
+
+    @Action(Role.ADMIN, Scope.NAMESPACE, audited=True, lengthy=True)
+    def rollback_generation(
+        self, namespace: str, number: int | None, publisher: str, keep: int
+    ) -> GenerationRow:
+        """Publish an earlier generation again, with the changes made since; by default the last one."""
+
+    @Action(Role.ADMIN, Scope.NAMESPACE, audited=True, lengthy=True)
+    def drop_generation(self, namespace: str, number: int) -> None:
+        """Remove a generation that is not read: one that is loading, or an old one."""
+
+
 class VersionPort(Protocol):
     """Tells the versions that readers and writers begin and end at."""
 
-    @Action(Role.READ, repeatable=True, anywhere=True)
+    @Action(Role.READ, repeatable=True, anywhere=True, delayed=True)
     def read_version(self) -> Version:
         """The version at which a reader sees every acknowledged write."""
 
@@ -136,6 +167,15 @@ class VersionPort(Protocol):
         """Where the next step of a reader of changes ends; with `own`, of changes first written here."""
 
 
+def published_version(versions: VersionPort, namespace: str) -> Version:
+    """The version up to which the changes of a namespace can be read, with all acknowledged writes.
+
+    The cut makes asynchronous writes durable, and publishes them.
+    """
+    resolved = versions.resolved_version()
+    return versions.cut_changes(namespace, resolved, None, None, False).resolved
+
+
 class SplitByLoad(msgspec.Struct, frozen=True, kw_only=True):
     """The halves of a partition, and the qualified key before which it was cut."""
 
@@ -180,7 +220,7 @@ READERS: Final = Exempt(
 
 
 class Balance(StrEnum):
-    """What is the same at all nodes after `rebalance`, as nearly as may be."""
+    """The figure that `rebalance` evens out over the nodes."""
 
     LOAD = "load"
     COUNT = "count"
@@ -211,7 +251,7 @@ class NodePort(Protocol):
 
 
 class RetentionPort(Protocol):
-    """Holds and releases safe points, and collects what lies behind them."""
+    """Holds and releases safe points, and collects garbage."""
 
     @Action(
         Role.ADMIN,
@@ -283,7 +323,7 @@ class PeerReply(msgspec.Struct, kw_only=True):
 
 
 class PeerPort(Protocol):
-    """What the nodes of a site ask each other."""
+    """Calls between the nodes of a site."""
 
     @Action(Role.ADMIN, Scope.SITE, repeatable=True, anywhere=True)
     def peer_versions(self) -> PeerVersions:
@@ -303,7 +343,7 @@ class PeerPort(Protocol):
 
     @Action(Role.ADMIN, Scope.SITE, repeatable=True, anywhere=True)
     def peer_heat(self) -> list[PartitionHeat]:
-        """How busy the partitions of this node were."""
+        """The load of the partitions of this node."""
 
     @Action(Role.ADMIN, Scope.SITE, audited=True, lengthy=True, anywhere=True)
     def split_peer(self, key: bytes) -> tuple[int, int]:
@@ -319,7 +359,7 @@ class PeerPort(Protocol):
 
     @Action(Role.ADMIN, Scope.SITE, repeatable=True, anywhere=True)
     def refresh_peer(self) -> None:
-        """Load the map now, and serve what it gives to this node."""
+        """Load the map now, and serve the partitions that it gives to this node."""
 
     @Action(Role.ADMIN, Scope.SITE, audited=True, anywhere=True)
     def keep_peer(self) -> None:
@@ -331,7 +371,7 @@ class PeerPort(Protocol):
 
     @Action(Role.ADMIN, Scope.SITE, repeatable=True, anywhere=True)
     def fate(self, transaction: str) -> Fate:
-        """What becomes of a transaction's prepared writes; NotKeeper if another node has to say it."""
+        """The decision about a transaction's prepared writes; NotKeeper if another node keeps the site."""
 
 
 class MembershipPort(Protocol):
@@ -432,9 +472,13 @@ class VerificationPort(Protocol):
     def repair_records(self, namespace: str, repairs: list[Repair]) -> list[bool]:
         """Store records, with their stamps, under keys that still hold what was seen; which were stored."""
 
+    @Action(Role.WRITE, Scope.SITE, repeatable=True)
+    def note_comparison(self, report: ComparisonNote) -> None:
+        """Take in what a comparison of this site with others has found, or how far it is."""
+
     @Action(Role.ADMIN, Scope.SITE, repeatable=True, lengthy=True)
     def examine(self, quick: bool) -> list[CheckResult]:
-        """Look for everything that is wrong with the site; unless `quick`, in every record."""
+        """Check the site; unless `quick`, also every record and every row of the change log."""
 
 
 class StatusPort(Protocol):
@@ -448,6 +492,10 @@ class StatusPort(Protocol):
     def replication(self) -> ReplicationStatistics:
         """The links that end at the site, and their alarms."""
 
+    @Action(Role.READ, Scope.SITE, repeatable=True)
+    def overview(self) -> SiteOverview:
+        """All that an operator looks at, with what is wrong and what to do about it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PeerCredentials:
@@ -459,11 +507,12 @@ class PeerCredentials:
 
 
 class Host(ABC):
-    """Everything that a `Site` stands on."""
+    """The port between a `Site` and its data."""
 
     identity: Identity
     router: Router
     namespaces: NamespacePort
+    generations: GenerationPort
     versions: VersionPort
     partitions: PartitionPort
     retention: RetentionPort
@@ -480,6 +529,8 @@ class Host(ABC):
     disk: Path | None = None
     # The token that other nodes of the site show; None if there are none.
     peer_token: str | None = None
+    # What the server of the site tells, for overviews.
+    facts: ServingFacts
     # Whether this process answers for the whole site; of several nodes, the keeper does.
     keeps: bool = True
 
@@ -492,25 +543,25 @@ class Host(ABC):
         """Raise NotKeeper if another node answers this call of a port."""
 
     def start(self) -> None:  # noqa: B027
-        """Begin what this process does for the site by itself."""
+        """Start the background work of this process."""
 
     def leave(self) -> None:  # noqa: B027
-        """Give all that this process owns to other nodes, before it stops."""
+        """Give the partitions of this process to other nodes, before it stops."""
 
     def require_ready(self) -> None:
         """Raise the reason for which this process does not serve now."""
         self.versions.read_version()
 
     def engine_measures(self) -> EngineMeasures | None:
-        """How the engine is doing; None if it lies behind a network, or does not tell."""
+        """Figures of the engine; None if it lies behind a network, or has none."""
         return None
 
     def node_counters(self) -> NodeCounters | None:
-        """What this process counted as a node of several; None if it is none."""
+        """Counters of this process as a node of several; None if it is none."""
         return None
 
     def advertise(self, url: str, credentials: PeerCredentials) -> None:  # noqa: B027
-        """Note where this process is served, and how it shows itself to other nodes."""
+        """Note the URL of this process and its credentials for other nodes."""
 
     @abstractmethod
     def physical_ms(self) -> int:
@@ -526,10 +577,10 @@ class Host(ABC):
 
     @abstractmethod
     def changes(self, request: ChangesRequest) -> Iterator[ChangeBatch]:
-        """The changes that were asked for.  What they need is held from the call on."""
+        """The requested changes; their safe point is held from the call on."""
 
     def serve_changes(self, request: ChangesRequest) -> Iterator[ChangeBatch]:
-        """`changes` for a client that goes on at another node if this one ends."""
+        """`changes` for a client that resumes at another node if this one stops."""
         return self.changes(request)
 
     @abstractmethod
@@ -542,7 +593,7 @@ class Host(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go.  Closing twice is harmless."""
+        """Release all resources.  Closing twice is harmless."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A site behind a server: the same `Site`, with everything that it stands on at the other end of a wire."""
+"""The host of a site behind a server: its ports are remote calls."""
 
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -10,6 +10,7 @@ from floodmark.host.catalog import NamespaceRow, NamespaceSettings
 from floodmark.host.directory import Identity
 from floodmark.host.ports import PORTS, Host, NamespacePort, NamespaceUpdate
 from floodmark.model.actions import declared
+from floodmark.model.batch import mint_batch
 from floodmark.model.errors import FloodmarkError
 from floodmark.model.partition import StreamCommand, WriteStream
 from floodmark.model.stream import ChangeBatch, ChangesRequest
@@ -50,7 +51,7 @@ class RemoteHost(Host):
             setattr(self, port.attribute, RemoteCalls(nodes.call, methods))
         self.namespaces = RemoteNamespaces(self.namespaces)
         maps = RemotePartitionMaps(nodes)
-        self.router = Router(maps, moves=maps.moves)
+        self.router = Router(maps, moves=maps.moves, mint=lambda: mint_batch(self.physical_ms()))
         self._holds = ReaderHolds(nodes)
 
     def physical_ms(self) -> int:
@@ -122,8 +123,7 @@ class RemoteNamespaces:
 
     def _shared(self, row: NamespaceRow) -> NamespaceRow:
         held = self._rows.setdefault(row.id, row)
-        held.apply(row.settings)
-        held.dropped_at = row.dropped_at
+        held.adopt(row)
         return held
 
 
@@ -138,7 +138,7 @@ class ServerClock:
         self._lock = Lock()
 
     def hello(self) -> Hello:
-        """Ask a server who it is, and what time it is there."""
+        """Ask a server for its identity and time."""
 
         def ask(connection: Connection) -> tuple[int, Hello]:
             return self._monotonic(), connection.hello()
@@ -217,7 +217,7 @@ class ReaderHolds:
                 hold.looks += 1
                 is_lost = hold.lease is None or hold.url != self._nodes.near
                 if is_lost or hold.looks % LOOKS_PER_RENEWAL == 0:
-                    # What is gone, or cannot be reached, the reader itself is told.
+                    # If the version is gone, or the server is away, the reader itself gets the error.
                     with suppress(FloodmarkError):
                         self._renew(hold)
 

@@ -22,7 +22,8 @@ from floodmark.engine.rocks import RocksSecondary
 from floodmark.engine.witness import Witness, WitnessFile, require_files
 from floodmark.feed.reading.columns import Columns
 from floodmark.feed.reading.reader import gather_lines
-from floodmark.host.catalog import NamespaceRow, load_namespaces
+from floodmark.feed.reading.swaps import end_before_swap
+from floodmark.host.catalog import NamespaceRow, generations_of, load_namespaces
 from floodmark.host.directory import (
     Identity,
     engine_path,
@@ -48,6 +49,7 @@ from floodmark.model.version import VERSION_MAX, Version, moment_of
 from floodmark.partition import FILTERED_BYTES, IDENTITY, META, READ_FAMILIES
 from floodmark.partition.beating import NODE
 from floodmark.partition.families import COLLECTED, DATA, LOG, LOG_TRIMMED
+from floodmark.partition.generations import GenerationsEngine
 from floodmark.partition.layout import LogRow, load_logs, load_partitions, load_version
 from floodmark.partition.read.changelog import look_up_value, read_logs
 from floodmark.partition.read.records import find_before, require_kept, scan_records_page
@@ -72,7 +74,9 @@ class DirectoryReader:
         try:
             # Loaded before the files are looked at: they only grow.
             witness = WitnessFile(witness_path(path)).load()
-            self._engine = _open_engine(engine_path(path), Path(self._scratch.name), witness)
+            self._secondary = _open_engine(engine_path(path), Path(self._scratch.name), witness)
+            self._engine = GenerationsEngine(self._secondary)
+            self._catch_up()
             self._require_own()
         except BaseException:
             self._scratch.cleanup()
@@ -88,7 +92,7 @@ class DirectoryReader:
         return f"DirectoryReader({str(self._path)!r})"
 
     def close(self) -> None:
-        """Let go.  Closing twice is harmless."""
+        """Close the database.  Closing twice is harmless."""
         self._engine.close()
         self._scratch.cleanup()
 
@@ -108,7 +112,7 @@ class DirectoryReader:
         """The namespace of a name."""
         row = self._live_namespaces().get(name)
         if row is None:
-            self._engine.catch_up()
+            self._catch_up()
             row = self._live_namespaces().get(name)
         if row is None:
             known = ", ".join(sorted(self._live_namespaces())) or "none yet"
@@ -116,6 +120,11 @@ class DirectoryReader:
                 f"no namespace {name!r} in {self._path}; there are: {known}", namespace=name
             )
         return row
+
+    def _catch_up(self) -> None:
+        self._secondary.catch_up()
+        self._namespaces = list(load_namespaces(self._engine))
+        self._engine.show(*generations_of(self._namespaces))
 
     def _live_namespaces(self) -> dict[str, NamespaceRow]:
         return {row.name: row for row in load_namespaces(self._engine) if row.dropped_at is None}
@@ -142,7 +151,7 @@ class DirectoryReader:
         """Catch up, and return the version up to which every change is there.  It never goes back."""
         for _ in range(_LOOKS_MAX):
             before = read_ownership(self._path)
-            self._engine.catch_up()
+            self._catch_up()
             if before == read_ownership(self._path):
                 break
         complete = self._announced_version() if before.is_owned else self._last_version()
@@ -159,7 +168,7 @@ class DirectoryReader:
         return max(self.oldest_version(namespace), self._trimmed_version())
 
     def _announced_version(self) -> Version:
-        """Up to where the newest heartbeat says that everything is there."""
+        """The version up to which all changes are there, by the newest heartbeat."""
         node = next((log for log in load_logs(self._engine) if log.id == NODE), None)
         if node is None:
             return 0
@@ -172,11 +181,12 @@ class DirectoryReader:
         return max(known, heartbeat.through) if isinstance(heartbeat, Heartbeat) else known
 
     def _last_version(self) -> Version:
-        """The last version that stands in any log."""
+        """The last version that stands in any log, or at which a data set was published."""
         logs = load_logs(self._engine)
         last_rows = [row for log in logs if (row := self._last_row(log)) is not None]
         written = [decode_log_key(key)[1] for key, _ in last_rows]
-        return max([self._trimmed_version(), *(log.opened_at for log in logs), *written])
+        swaps = [each.since or 0 for row in self._namespaces for each in row.generations]
+        return max([self._trimmed_version(), *(log.opened_at for log in logs), *written, *swaps])
 
     def _last_row(self, log: LogRow) -> Row | None:
         start, end = encode_log_range(log.id, 0, VERSION_MAX)
@@ -214,7 +224,7 @@ class DirectoryReader:
                 yield batch
 
     def _require_seen(self, at: Version) -> None:
-        """Make sure that what was committed at `at` can be seen here."""
+        """Raise VersionInFuture unless all commits up to `at` are visible here."""
         if at <= self._complete or at <= self.complete_version() or at <= self._last_version():
             return
         raise VersionInFuture(
@@ -236,6 +246,10 @@ class DirectoryReader:
         born = next((log.opened_at for log in logs if log.id == NODE), 0)
         since = max(request.since, born)
         self._require_changes_kept(since, request.namespace)
+        rows = [row for row in self._namespaces if request.namespace in (None, row.id)]
+        swaps = [swap for row in rows if (swap := row.swap_after(since)) is not None]
+        if swaps:
+            end_before_swap(min(swaps), min(swaps) - 1, until)
         return self._read_changes(request, logs, since, until) if since < until else iter(())
 
     def _read_changes(

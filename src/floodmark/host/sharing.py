@@ -44,7 +44,7 @@ class Sharing(LocalPort):
                 self._make(name, topology)
 
     def require_unshared(self, namespace: str) -> None:
-        """Refuse to go on with a namespace that others count on."""
+        """Raise InvalidConfiguration for a namespace that other sites share."""
         peers = active_others(self._members.of(namespace), self._members.site_id)
         names = ", ".join(map(self._members.name_of, peers))
         if peers:
@@ -103,7 +103,7 @@ class Sharing(LocalPort):
         return min([now, *entries])
 
     def adopt_watermark(self, namespace: str, watermark: dict[int, Version], horizon: Version) -> None:
-        """The watermark's own entry says how far all other sites have what this site wrote."""
+        """The watermark's own entry is the version up to which all other sites have this site's writes."""
         own = self._members.site_id
         peers = dict.fromkeys(active_others(self._members.sources(namespace), own), 0)
         if namespace not in self._members.shared:

@@ -1,4 +1,4 @@
-"""What a site says about itself.  The command line and the metrics only render these."""
+"""Statistics of a site.  The command line and the metrics only render these."""
 
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -28,7 +28,7 @@ class PartitionStatistics:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeStatistics:
-    """One node of a site: what its last beat told, and what it owns."""
+    """One node of a site: the figures of its last beat, and its partitions."""
 
     node: int
     url: str
@@ -46,7 +46,7 @@ class NodeStatistics:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeCounters:
-    """What one process counted as a node, since it started."""
+    """Counters of one process as a node, since it started."""
 
     node: int
     # Nodes that this one declared dead and replaced.
@@ -57,7 +57,7 @@ class NodeCounters:
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionHeat:
-    """How busy a partition was, interval by interval, oldest first."""
+    """The load of a partition by interval, oldest first."""
 
     id: int
     range: KeyRange
@@ -77,7 +77,7 @@ class NamespaceStatistics:
 
 @dataclass(frozen=True, kw_only=True)
 class GarbageReport:
-    """What garbage collection has done, in one run or in all since the site was opened."""
+    """Totals of garbage collection, of one run or of all since the site was opened."""
 
     runs: int = 0
     versions_read: int = 0
@@ -114,7 +114,7 @@ class SiteStatistics:
 
 
 class AlarmKind(StrEnum):
-    """What an operator should look at."""
+    """The kind of an alarm."""
 
     OVERDUE = "overdue"
     FINDING = "finding"
@@ -124,7 +124,7 @@ class AlarmKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class LinkAlarm:
-    """Something is wrong with a link: what, and in words."""
+    """An alarm of a link: its kind and its text."""
 
     kind: AlarmKind
     text: str
@@ -132,7 +132,7 @@ class LinkAlarm:
 
 @dataclass(frozen=True, kw_only=True)
 class LinkStatistics:
-    """How one namespace's changes come from one other site.
+    """The link of one namespace from one other site.
 
     Changes up to `through`, a version of the source, are in.  The age of the last heartbeat is None if none
     ever came, the lag None if no change came in the last minutes.  `changes` came in the last minutes, and
@@ -189,7 +189,7 @@ class ReplicationStatistics:
 
     @property
     def alarms(self) -> list[str]:
-        """All that an operator should look at, in words; once for all namespaces of a source."""
+        """The texts of all alarms; once for all namespaces of a source."""
         if self.returning is not None:
             return [self.returning]
         namespaces: dict[tuple[str, str], list[str]] = {}

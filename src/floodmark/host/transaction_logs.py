@@ -116,7 +116,7 @@ class TransactionLogs:
         return [int(name.removeprefix(LEDGERS)) for name in names if name.startswith(LEDGERS)]
 
     def report(self, log: LogKind, owner: str, writer: BatchedWriter[Any]) -> LogReport:
-        """How a log stands, with what was acknowledged stored if the disk is in time."""
+        """The state of a log, after a short wait for acknowledgements to be stored."""
         writer.flush(REPORT_SECONDS_MAX)
         _, live_records = writer.acknowledgements.count_live()
         return LogReport(

@@ -1,4 +1,4 @@
-"""The port to transactions, and what it tells of them and of their logs."""
+"""The port to transactions, and the structures that describe them and their logs."""
 
 from datetime import timedelta
 from enum import StrEnum
@@ -12,7 +12,7 @@ from floodmark.log import BatchSettings, LogStatistics, Segment
 from floodmark.model.access import Role
 from floodmark.model.actions import SITE_OWNER, Action, Owned, Scope
 from floodmark.model.partition import ReadSet
-from floodmark.model.transaction import TransactionState, TransactionStatistics
+from floodmark.model.transaction import TransactionOutcome, TransactionState, TransactionStatistics
 from floodmark.model.version import Version
 
 # The owner of what a process begins that has the site open itself: no caller of a server has this mark
@@ -24,14 +24,14 @@ class LogKind(StrEnum):
     """The logs that transactions are written to."""
 
     COORDINATOR = "coordinator"
-    """What was begun and decided: one log for each coordinator."""
+    """Transactions that were begun and decided: one log for each coordinator."""
 
     PENDING_ACK = "pending-ack"
-    """What was acknowledged and is not decided: one log for each subscription."""
+    """Acknowledgements of open transactions: one log for each subscription."""
 
 
 class NamespaceWrites(msgspec.Struct, frozen=True, array_like=True):
-    """What a transaction writes to a namespace: stored values, or unstamped states, by key."""
+    """The writes of a transaction to a namespace: stored values, or unstamped states, by key."""
 
     namespace: str
     id: int
@@ -83,7 +83,7 @@ class TransactionCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Transactions(Protocol):
-    """What can be asked of a site about transactions.  Each call may be repeated."""
+    """Begins, commits, aborts and shows transactions.  Each call may be repeated."""
 
     @Action(Role.WRITE, repeatable=True, owned=Owned.TRANSACTION)
     def begin(self, timeout: timedelta, coordinator: int, owner: str = "") -> str:
@@ -112,18 +112,22 @@ class Transactions(Protocol):
     def commit(
         self, transaction: str, writes: list[NamespaceWrites], reads: ReadSet | None = None
     ) -> Version:
-        """Commit, and return when everything is in effect; the version of it.
+        """Commit; returns the version when all participants have applied it.
 
         Conflict if anything of `reads` was written after it was read.
         """
 
     @Action(Role.WRITE, audited=True, owned=Owned.TRANSACTION, repeatable=True, lengthy=True)
     def abort(self, transaction: str, reason: str) -> None:
-        """Abort, and return when everything is as it was."""
+        """Abort; returns when all participants have dropped the transaction."""
+
+    @Action(Role.WRITE, owned=Owned.TRANSACTION, repeatable=True, lengthy=True)
+    def outcome(self, transaction: str) -> TransactionOutcome:
+        """How a transaction with a coordinator has ended.  One that is not decided is aborted first."""
 
     @Action(Role.READ, Scope.SITE, repeatable=True)
     def show(self, transaction: str) -> TransactionStatistics:
-        """One of them, also if it has ended lately."""
+        """A transaction, also one that has ended lately."""
 
     @Action(Role.READ, Scope.SITE, repeatable=True)
     def count(self) -> TransactionCounts:
@@ -139,12 +143,12 @@ class Transactions(Protocol):
 
     @Action(Role.READ, Scope.SITE, repeatable=True)
     def batching(self, log: LogKind) -> BatchSettings:
-        """How records are put into entries, in all logs of a kind."""
+        """The batch settings of all logs of a kind."""
 
     @Action(Role.ADMIN, Scope.SITE, audited=True, repeatable=True)
     def set_batching(self, log: LogKind, update: BatchUpdate) -> BatchSettings:
-        """Change that, for good."""
+        """Change the batch settings of all logs of a kind, durably."""
 
     @Action(Role.READ, Scope.SITE, repeatable=True)
     def list(self, older_than: timedelta) -> list[TransactionStatistics]:
-        """Those that have not ended, the oldest first."""
+        """The transactions that have not ended, the oldest first."""

@@ -6,6 +6,7 @@ from typing import Final
 from floodmark.codec.ordered import decode_version, encode_namespace, encode_prefixes
 from floodmark.codec.thin import thin_record
 from floodmark.feed import at_present
+from floodmark.host.comparisons import ComparisonNote, Comparisons
 from floodmark.host.examination import CheckResult
 from floodmark.host.parts import LocalPort, SiteParts
 from floodmark.model.errors import (
@@ -36,11 +37,16 @@ class LocalVerification(LocalPort):
         examine: Callable[[bool], list[CheckResult]],
         router: Router,
         read_version: Callable[[], Version],
+        comparisons: Comparisons,
     ) -> None:
         super().__init__(site)
         self.examine = examine
+        self._comparisons = comparisons
         self._router = router
         self._read_version = read_version
+
+    def note_comparison(self, report: ComparisonNote) -> None:
+        self._comparisons.note(report, self._node.clock.physical_ms())
 
     def find_records(
         self, namespace: str, keys: list[bytes], at: Version | None, thin: bool

@@ -81,11 +81,14 @@ class Applier:
     def add(self, rows: pyarrow.RecordBatch) -> None:
         """Apply rows of `reading.py`.  A commit may continue in the next batch."""
         rows = self._within(rows)
-        changes = _only(rows, rows.column(2).to_numpy() == RowKind.CHANGE)
+        is_change = rows.column(2).to_numpy() == RowKind.CHANGE
+        changes = _only(rows, is_change)
         if changes.num_rows:
             self._add_changes(changes)
+        if changes.num_rows == rows.num_rows:
+            return
         # After the changes: the sums of a heartbeat hold those at or below it, whatever follows.
-        others = _only(rows, rows.column(2).to_numpy() != RowKind.CHANGE)
+        others = _only(rows, ~is_change)
         for index, _, kind, _, record in zip(*(column.to_pylist() for column in others.columns), strict=True):
             if kind == RowKind.HEARTBEAT:
                 self._parts[index].add_beat(decode_beat(record))
@@ -95,11 +98,13 @@ class Applier:
     def _within(self, rows: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
         """The rows after the positions of the link, up to the end of the step."""
         indexes, versions = rows.column(0).to_numpy(), rows.column(1).to_numpy()
+        if rows.num_rows and self._since.max() < versions.min() and versions.max() <= self._until.min():
+            return rows
         return _only(rows, (versions > self._since[indexes]) & (versions <= self._until[indexes]))
 
     def _add_changes(self, rows: pyarrow.RecordBatch) -> None:
         places, versions, records = rows.column(0).to_numpy(), rows.column(1).to_numpy(), rows.column(4)
-        named = numpy.unique(places).tolist()
+        named = _distinct(places)
         for place in named:
             own = _only(rows, places == place)
             self._parts[place].count(own.column(1).to_numpy(), own.column(3), own.column(4))
@@ -136,6 +141,10 @@ class _NamespacePart:
     def finish(self) -> NamespaceApplied:
         self.applied.rest = self._digests.take_tally()
         return self.applied
+
+
+def _distinct(places: NDArray[numpy.uint16]) -> list[int]:
+    return numpy.flatnonzero(numpy.bincount(places)).tolist()
 
 
 def _only(rows: pyarrow.RecordBatch, wanted: NDArray[numpy.bool_]) -> pyarrow.RecordBatch:
@@ -293,7 +302,7 @@ class Sender:
         while self._sent and (len(self._sent) > unsettled_max or self._sent[0][2].done()):
             batch, lags, answer = self._sent.popleft()
             self._finish(batch, answer)
-            for place in numpy.unique(batch.places).tolist() if lags else ():
+            for place in _distinct(batch.places) if lags else ():
                 lags[place].add_versions(batch.versions[batch.places == place], self._target.physical_ms())
 
     def close(self) -> None:

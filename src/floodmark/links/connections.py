@@ -1,4 +1,4 @@
-"""SiteConnections to the sites of links, shared by all links of a process.
+"""Connections to the sites of links, shared by all links of a process.
 
 Connecting takes several round trips, and a step may take fewer, so connections stay open between steps.
 After a site did not answer, all links leave it alone for a while.

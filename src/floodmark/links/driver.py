@@ -14,6 +14,7 @@ from typing import Final, Protocol, TypeAlias
 import msgspec
 
 from floodmark.clock import monotonic_ms
+from floodmark.host.ports import published_version
 from floodmark.host.statistics import LinkStatistics
 from floodmark.links.connections import SiteConnections, at_once
 from floodmark.links.entering import Entering
@@ -45,7 +46,7 @@ class Runner(Protocol):
 
     @property
     def restarts(self) -> int:
-        """How often the runner had to begin anew."""
+        """How often the runner was restarted."""
         ...
 
     def start(self, links: Sequence[LinkOptions]) -> None:
@@ -53,7 +54,7 @@ class Runner(Protocol):
         ...
 
     def check(self, stop: Event) -> None:
-        """Begin anew if the runner has failed, unless `stop` is set; raises its error if it cannot."""
+        """Restart the runner if it has failed, unless `stop` is set; raises its error if that is final."""
         ...
 
 
@@ -195,7 +196,7 @@ class _Link:
 
     @property
     def why_absent(self) -> str | None:
-        """What a site of the link lacks, if it was restored and takes no part yet."""
+        """Why a restored site of the link takes no part yet; None if both sites take part."""
         returning = self.entering.returning
         return returning.get(self.direction.source) or returning.get(self.direction.target)
 
@@ -203,9 +204,7 @@ class _Link:
         """Remember the present end of the source's changes."""
         versions = sites.get(self.options.source).host.versions
         for name in self.direction.namespaces:
-            # Cutting makes asynchronous writes durable, and publishes them.
-            resolved = versions.resolved_version()
-            self.goals[name] = versions.cut_changes(name, resolved, None, None, False).resolved
+            self.goals[name] = published_version(versions, name)
 
     def left(self, sites: SiteConnections) -> dict[str, Version]:
         """The positions of the namespaces that have not arrived."""
@@ -281,7 +280,7 @@ def _run_once(runner: Runner, links: Sequence[_Link], stop: Event, progress: Lin
 
 
 def _describe(waiting: Sequence[_Link]) -> str:
-    """What a run waits for."""
+    """The changes that a run waits for, as a text."""
     if not waiting:
         return "all changes have arrived"
     first = waiting[0].direction

@@ -139,7 +139,7 @@ def _closed(topology: Topology, namespace: str) -> SharedNamespace:
 
 
 def _meaning(topology: Topology) -> dict[str, object]:
-    """What a topology says of its sites and namespaces, however it is written."""
+    """The sites and namespaces of a topology in a canonical form."""
     return {
         "sites": topology.sites,
         "namespaces": {

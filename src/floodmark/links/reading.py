@@ -102,7 +102,10 @@ def _merge(parts: Sequence[Iterator[pyarrow.RecordBatch]]) -> Iterator[pyarrow.R
 
 
 def _in_order(batches: Sequence[pyarrow.RecordBatch]) -> pyarrow.RecordBatch:
-    rows = pyarrow.concat_batches(batches)
+    filled = [batch for batch in batches if batch.num_rows]
+    if len(filled) == 1:
+        return filled[0]
+    rows = pyarrow.concat_batches(filled)
     order = numpy.argsort(rows.column("version").to_numpy(), kind="stable")
     return rows.take(pyarrow.array(order))
 
@@ -126,13 +129,13 @@ def read_part(
     scanned = False
     for batch in source.changes(request):
         scanned = scanned or (batch.way is Way.SCAN)
-        rows = _encode_changes(batch, index, step.source_id)
+        rows = [_encode_changes(batch, index, step.source_id)] if len(batch.keys) else []
         if batch.heartbeats:
             beats = [narrow_heartbeat(beat, step.source_id, namespace.source_id) for beat in batch.heartbeats]
             encoded = [(beat.version, encode_beat(beat)) for beat in beats]
-            rows = _in_order([rows, _special_rows(index, RowKind.HEARTBEAT, encoded)])
-        if rows.num_rows:
-            yield rows
+            rows.append(_special_rows(index, RowKind.HEARTBEAT, encoded))
+        if rows:
+            yield _in_order(rows)
     if scanned:
         yield _special_rows(index, RowKind.SCANNED, [(namespace.until, b"")])
 

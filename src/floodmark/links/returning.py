@@ -239,7 +239,7 @@ def return_namespace(
 
 
 class PeerFacts(NamedTuple):
-    """What a peer says of a namespace, for a backup with a given watermark.
+    """Facts of a peer about a namespace, for a backup with a given watermark.
 
     A link from the backup's position reads after `start`; None if the peer's log lacks changes after it.
     """

@@ -80,17 +80,17 @@ class BatchSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Promise(Future[Result]):
-    """The future of what follows from a record.  The log's thread calls `complete` or `fail`, once.
+    """A future that completes when a record is durable.  The log's thread calls `complete` or `fail`, once.
 
     It can be cancelled until the log begins to write its record.
     """
 
     def complete(self, position: Position) -> None:
-        """Do what follows from a record that is durable, and set the result."""
+        """Take effect, because the record is durable, and set the result."""
         raise NotImplementedError
 
     def fail(self, failure: BaseException) -> None:
-        """Undo what depends on a record that is not there, or of unknown outcome, and set the error."""
+        """Undo the preparations, because the record is missing or of unknown outcome, and set the error."""
         self.set_exception(failure)
 
 

@@ -74,6 +74,8 @@ class Action:
     repeatable: bool = False
     # Whether it may take minutes.
     lengthy: bool = False
+    # Whether a server delays it while it is overloaded.
+    delayed: bool = False
     # Whether any node of a site answers it, and not only the keeper.
     anywhere: bool = False
     # Whether a request may hold as much as a commit.

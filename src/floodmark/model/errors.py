@@ -18,6 +18,7 @@
     │   └── StorageFailed            the disk or the database refused; nothing was written
     │       └── StorageFull          make room, then call again
     ├── OutcomeUnknown               the write may or may not have happened: read before you repeat
+    │   ├── CommitUnknown            a transaction's; site.transaction_outcome(id) tells
     │   └── PartlyDone               some of many writes happened, the others did not
     └── Terminal                     the same call will fail again
         ├── InvalidArgument          also a ValueError
@@ -48,6 +49,8 @@
         ├── NotAllowed
         │   └── NotAuthenticated
         ├── VersionCollected
+        │   └── GenerationSwapped    a data set was published: go on from a snapshot
+        ├── PublicationConflict      another data set is being published, or this publication has ended
         ├── ClockSkew
         ├── Fenced                   a link from a site that was removed, or restored since
         ├── Corruption
@@ -98,6 +101,10 @@ class Terminal(FloodmarkError):
 
 class OutcomeUnknown(FloodmarkError):
     """A write was handed to storage and no answer came back: it may or may not have happened."""
+
+
+class CommitUnknown(OutcomeUnknown):
+    """No answer came to the commit of a transaction, whose id `details["transaction"]` has."""
 
 
 class PartlyDone(OutcomeUnknown):
@@ -277,6 +284,14 @@ class NotAuthenticated(NotAllowed):
 
 class VersionCollected(Terminal):
     """The version asked for lies behind what garbage collection has kept."""
+
+
+class GenerationSwapped(VersionCollected):
+    """A data set was published in the place of what a stream of changes has read so far."""
+
+
+class PublicationConflict(Terminal):
+    """Another data set is being published into the namespace, or this publication has ended."""
 
 
 class ClockSkew(Terminal):

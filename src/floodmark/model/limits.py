@@ -17,6 +17,18 @@ COMMIT_BYTES_MAX: Final = 64 * MIB
 TRANSACTION_BYTES_MAX: Final = 10 * MIB
 TRANSACTION_KEYS_MAX: Final = 100_000
 TRANSACTION_AGE_MS_MAX: Final = 5_000
+# Keys and ranges that one transaction declares as written, and that a node keeps of the last seconds.
+WRITE_CONFLICTS_MAX: Final = 1_000
+WRITE_CONFLICTS_HELD_MAX: Final = 100_000
+# The key under which a transaction is committed once, the result that is kept with it, and for how long.
+IDEMPOTENCY_KEY_BYTES_MAX: Final = 512
+IDEMPOTENCY_RESULT_BYTES_MAX: Final = 64 * KIB
+IDEMPOTENCY_AGE_MAX: Final = timedelta(days=1)
+# Writes that a server has taken and not committed, and transactions that wait to begin meanwhile.
+WRITES_QUEUED_MAX: Final = 10_000
+READ_VERSIONS_DELAYED_MAX: Final = 1_000
+# Keys that a site object watches for changes.
+WATCHES_MAX: Final = 10_000
 
 # Keys of one atomic read, and their bytes, which stand twice in a request.
 ATOMIC_READ_KEYS_MAX: Final = 1_000
@@ -74,6 +86,9 @@ PREPARED_BYTES_MAX: Final = 256 * MIB
 BATCH_PARTITIONS_MAX: Final = 1_000
 BATCH_AGE_MS_MAX: Final = 60_000
 
+# Earlier generations of a namespace that stay for a rollback.
+GENERATIONS_KEPT_MAX: Final = 8
+
 STREAMS_MAX: Final = 1_000
 STREAMS_PER_CALLER_MAX: Final = 500
 # Connections of a client to one server for point calls: one for each thread that calls at once.
@@ -84,6 +99,8 @@ ASYNC_THREADS_MAX: Final = 16
 LEASES_MAX: Final = 10_000
 LEASES_PER_CALLER_MAX: Final = 2_500
 REQUEST_BYTES_MAX: Final = 1 * MIB
+# What a server decodes on its event loop; larger calls run in threads.
+QUICK_CALL_BYTES_MAX: Final = 64 * KIB
 # What is kept of a text that a runner, a replication job or a client reports; the rest is cut off.
 REPORTED_CHARACTERS_MAX: Final = 2_000
 

@@ -2,20 +2,10 @@
 
 import os
 from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
 from floodmark.model.errors import InvalidArgument, InvalidName
 from floodmark.model.limits import NAMESPACE_NAME_CHARACTERS_MAX
-
-
-class SiteIdentity(Protocol):
-    """The name and the id of a site."""
-
-    @property
-    def site(self) -> str: ...
-
-    @property
-    def site_id(self) -> int: ...
 
 
 def require_name(name: object, what: str) -> None:

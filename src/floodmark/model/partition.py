@@ -18,7 +18,7 @@ from floodmark.model.actions import Action, Scope
 from floodmark.model.batch import is_batch
 from floodmark.model.errors import InvalidVersion
 from floodmark.model.ranges import KeyRange
-from floodmark.model.record import AtomicAnswer, Versioned
+from floodmark.model.record import AtomicAnswer, FreshValue, Versioned
 from floodmark.model.version import VERSION_MAX, Version
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ UNCHANGED: Final = replace(WRITES, repeatable=True)
 # A copy carries the stamp of another site, and beats that site's own writes up to there.
 COPIES: Final = replace(UNCHANGED, role=Role.REPLICATE, audited=True)
 LOADS: Final = replace(COPIES, role=Role.ADMIN)
+# A row of a data set replaces itself, and no reader finds it before the swap.
+PUBLISHES: Final = replace(UNCHANGED, role=Role.ADMIN, audited=True)
 # Steps that the keeper of a site takes at partitions of other nodes.
 STEPS: Final = Action(Role.ADMIN, Scope.SITE, repeatable=True, large=True, anywhere=True)
 
@@ -57,11 +59,18 @@ class Content(StrEnum):
 
 
 class ReadSet(msgspec.Struct, frozen=True):
-    """What a transaction has read as of a version: qualified keys, and ranges each of one namespace."""
+    """What a transaction has read as of a version: qualified keys, and ranges each of one namespace.
+
+    `writes` are ranges that it declares as written, so that others conflict that have read them.  For the
+    metrics of a server, it tells the number of the attempt, and whether its version was a cached one.
+    """
 
     since: Version
     keys: Sequence[bytes] = ()
     ranges: Sequence[KeyRange] = ()
+    writes: Sequence[KeyRange] = ()
+    attempt: int = 1
+    is_cached: bool = False
 
 
 class Partition(Protocol):
@@ -72,14 +81,24 @@ class Partition(Protocol):
     limits: CommitLimits
     # Partitions of one place share an engine write: "" in this process, the URL of a server elsewhere.
     place: str
+    # Whether one process serves the whole site: then `get_fresh` tells the read version of the site.
+    is_alone: bool
 
     @READS
     def get(self, key: bytes, at: Version | None = None) -> bytes | None:
         """The value of a qualified key, now or as of a version."""
 
+    @replace(READS, delayed=True)
+    def get_fresh(self, key: bytes, since: Version = 0) -> FreshValue:
+        """The value of a qualified key as of the node's read version, or of `since` if that is higher."""
+
     @READS
-    def find(self, key: bytes, at: Version | None = None) -> Versioned | None:
-        """The live record of a qualified key with its version and stamp."""
+    def find(self, key: bytes, at: Version | None = None, end: bytes | None = None) -> Versioned | None:
+        """The live record of a qualified key with its version and stamp.
+
+        With `end`, the newest state of the first key in `[key, end)`, which are of one namespace; None if one
+        look-up in this partition does not tell, and a scan has to.
+        """
 
     @READS
     def get_many(self, keys: Sequence[bytes], at: Version | None = None) -> list[bytes | None]:
@@ -135,12 +154,16 @@ class Partition(Protocol):
         durable: bool,
         batch: bool = False,
         reads: ReadSet | None = None,
+        transaction: str = "",
     ) -> Version:
         """Store encoded values, and merge unstamped states, as one commit; its version.
 
         The keys may lie in any partitions of this one's node; PartitionMoved if another node has one.  With
         `batch` the records and changes carry the mark of an atomic batch.  Conflict if anything of `reads`
         was written after it was read.
+
+        With the id of a `transaction` (`model/batch.py`), `ask_prepared` tells the outcome by the first key.
+        The id commits once: the version is returned again.  Raises TransactionEnded if it was refused.
         """
 
     @WRITES
@@ -188,6 +211,7 @@ class Partition(Protocol):
     ) -> int:
         """Store encoded values, as one commit, under those keys that were not changed since a version.
 
+        The keys may lie in any partitions of this one's node.
         A key is changed if the stamp of its newest record, dead or alive, lies above `since`; the clock is
         moved past `since` first, so what is stored here counts as changed.  How many were stored.
         A call that is repeated counts only what the last one stored.
@@ -204,10 +228,13 @@ class Partition(Protocol):
         siblings: Sequence[bytes] = (),
         members: Sequence[bytes] = (),
         link: "LinkGuard | None" = None,
+        waits: bool = True,
     ) -> Version:
         """Store an invisible write of a transaction or a batch under distinct qualified keys; its version p.
 
         Repeating it has no effect.  A transaction or batch commits at the highest p of all its partitions.
+        Raises Retryable if another transaction has prepared a write on one of the keys, and does not end it
+        in time; at once, unless this one `waits`.
 
         An atomic batch (`model/batch.py`) conflicts with no other write, and its values may all carry their
         origins.  `siblings` names its partitions, each by the first key that the batch writes there, this one
@@ -229,11 +256,11 @@ class Partition(Protocol):
         is refused from then on.  `key` is its first key here, for a batch that may not have been prepared.
         """
 
-    @STEPS
+    @UNCHANGED
     def ask_prepared(self, transaction: str, key: bytes) -> "Fate":
-        """What has become of a batch here, where `key` is its first key: UNDECIDED, at p, if it is prepared.
+        """What has become of a batch or commit here, by its first key: UNDECIDED, at p, if it is prepared.
 
-        A batch that is not prepared here is refused in the same step: it can never be prepared.
+        One that is not known here is refused in the same step: it can never be prepared or committed.
         """
 
     @STEPS
@@ -245,6 +272,14 @@ class Partition(Protocol):
         """Raise Conflict if anything of `reads` was written at or below `at`, or is prepared by another.
 
         No write at or below `at` comes afterwards, but those of the transaction itself.
+        """
+
+    @STEPS
+    def reserve(self, transaction: str, within: KeyRange, at: Version | None = None) -> Version:
+        """Declare a range as written by a transaction that has prepared its writes; the version p.
+
+        Others that commit above p conflict if they have read it.  The transaction commits at or above p and
+        below `reserved_until(p)` (`partition/conflicts.py`).  With `at` it is told where, or 0 if nowhere.
         """
 
     @STEPS
@@ -433,6 +468,15 @@ class LoadStream(msgspec.Struct, frozen=True, tag="load"):
     durable: bool
 
 
+@PUBLISHES
+class GenerationStream(msgspec.Struct, frozen=True, tag="generation"):
+    """A stream of the records of a data set, by the id of the namespace and the number of the generation."""
+
+    namespace: int
+    number: int
+    durable: bool = False
+
+
 @UNCHANGED
 class PutUnchangedStream(msgspec.Struct, frozen=True, tag="put_unchanged"):
     """A stream of writes; each is stored unless the newest stamp of its key lies above `since`."""
@@ -446,7 +490,9 @@ class PutUnchangedStream(msgspec.Struct, frozen=True, tag="put_unchanged"):
 
 
 # Repeating an applied, loaded or unchanged batch, in whole or in part, changes nothing.
-StreamCommand: TypeAlias = PutStream | MergeStream | ApplyStream | LoadStream | PutUnchangedStream
+StreamCommand: TypeAlias = (
+    PutStream | MergeStream | ApplyStream | LoadStream | PutUnchangedStream | GenerationStream
+)
 
 
 class WriteStream(Protocol):

@@ -53,6 +53,13 @@ class AtomicRecord(msgspec.Struct, frozen=True, array_like=True):
     merged: bool
 
 
+class FreshValue(msgspec.Struct, frozen=True, array_like=True):
+    """The value of a key as of a fresh version, which is told with it."""
+
+    version: Version
+    value: bytes | None
+
+
 class AtomicAnswer(msgspec.Struct, frozen=True, array_like=True):
     """What a node answers to an atomic read.
 

@@ -40,6 +40,19 @@ def read_bytes(text: str) -> bytes:
     return bytes.fromhex(text[2:])
 
 
+def show_bytes(data: bytes) -> str:
+    """Bytes for people, in the form that `read_bytes` takes.
+
+    >>> show_bytes(b"ada"), show_bytes(b"a\\nb"), show_bytes(b"0x1")
+    ('ada', '0x610a62', '0x307831')
+    """
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return "0x" + data.hex()
+    return text if text.isprintable() and not text.startswith("0x") else "0x" + data.hex()
+
+
 def read_duration(text: str) -> timedelta:
     """A length of time such as `90s`, `24h`, `7d` or `1h30m`.
 

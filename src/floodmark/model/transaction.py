@@ -8,6 +8,7 @@ back; what follows is only a matter of telling the participants.
 """
 
 from enum import StrEnum
+from typing import Final, Literal
 
 import msgspec
 
@@ -63,3 +64,17 @@ class TransactionStatistics(msgspec.Struct, frozen=True, kw_only=True):
     participants: list[Participant]
     waiting_for: list[Waiting]
     wrote: bool = False
+
+
+class TransactionOutcome(msgspec.Struct, frozen=True):
+    """How a transaction has ended, and the version of a commit.
+
+    An aborted one is never committed later.  The outcome is unknown when the site has forgotten it.
+    """
+
+    state: Literal["committed", "aborted", "unknown"]
+    version: Version = 0
+
+
+ABORTED: Final = TransactionOutcome("aborted")
+UNKNOWN: Final = TransactionOutcome("unknown")

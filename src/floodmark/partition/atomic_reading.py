@@ -9,7 +9,8 @@ from typing import Final
 
 from floodmark.clock import HybridClock
 from floodmark.codec.ordered import NAMESPACE_BYTES, decode_version, encode_prefixes, encode_version
-from floodmark.engine import Row
+from floodmark.codec.values import PLAIN, PLAIN_ENDS
+from floodmark.engine import Engine, Row
 from floodmark.model.change import Stamp
 from floodmark.model.limits import PAGE_BYTES_MAX
 from floodmark.model.record import AtomicAnswer, AtomicRecord
@@ -18,16 +19,18 @@ from floodmark.partition.commit.batches import BatchCache
 from floodmark.partition.committer import Committer
 from floodmark.partition.deciding import Serving, route
 from floodmark.partition.families import DATA
+from floodmark.partition.generations import shown
 from floodmark.partition.read.records import decode_record, read_record
 
 # Keys that are read from the engine at once: the values of more might need too much memory.
 READ_KEYS: Final = 32
 
-_ABSENT: Final = AtomicRecord(0, Stamp(0, 0), None, batched=False, merged=False)
+_ABSENT: Final = AtomicRecord(0, Stamp(0, 0), None, False, False)
 
 
 def read_batches(
     committer: Committer,
+    engine: Engine,
     clock: HybridClock,
     serving: Serving,
     keys: Sequence[bytes],
@@ -35,62 +38,88 @@ def read_batches(
     at: Version | None,
     require_kept: Callable[[bytes, Version], None],
 ) -> AtomicAnswer:
-    """See `Partition.read_batches`."""
-    resolved = _resolve(committer, clock, keys)
+    """See `Partition.read_batches`.  `engine` must refuse to read after the node's lease."""
     partitions = serving()
     for key in keys:
         partition = route(partitions, key)
         if at is not None:
             partition.settle((key,), at)
         partition.heat.reads += 1
-    records: list[AtomicRecord] = []
-    size, site, now_ms = 0, committer.place.site, clock.physical_ms()
-    while len(records) < len(keys) and size <= PAGE_BYTES_MAX:
-        wanted = keys[len(records) : len(records) + READ_KEYS]
-        for row in _find_rows(committer, wanted, at):
-            records.append(_ABSENT if row is None else _judge(row, site, now_ms))
-            size += 0 if row is None else len(row[1])
-            if size > PAGE_BYTES_MAX:
-                break
+    while True:
+        present, resolved = shown(engine), _resolve(committer, clock, keys)
+        records = _read(engine, keys, at, committer.place.site, clock.physical_ms())
+        # Once more if a data set was published while the records were read.
+        if present is shown(engine):
+            break
     if at is not None:
         for namespace in {key[:NAMESPACE_BYTES] for key in keys}:
             # Garbage collection may have passed while the records were read.
             require_kept(namespace, at)
     # Within one answer, nothing at or below its resolved version can be missing.
     known = 0 if among or len(records) < len(keys) else resolved
-    siblings = _find_siblings(committer.place.batches, records, known, (*keys, *among))
+    siblings = _find_siblings(committer.place.batches, records, known, keys, among)
     return AtomicAnswer(resolved, records, siblings)
+
+
+def _read(
+    engine: Engine, keys: Sequence[bytes], at: Version | None, site: int, now_ms: int
+) -> list[AtomicRecord]:
+    """The records of the first keys, as many as an answer has room for."""
+    records: list[AtomicRecord] = []
+    size = 0
+    while len(records) < len(keys) and size <= PAGE_BYTES_MAX:
+        wanted = keys[len(records) : len(records) + READ_KEYS]
+        for row in _find_rows(engine, wanted, at):
+            records.append(_ABSENT if row is None else _judge(row, site, now_ms))
+            size += 0 if row is None else len(row[1])
+            if size > PAGE_BYTES_MAX:
+                break
+    return records
 
 
 def _resolve(committer: Committer, clock: HybridClock, keys: Sequence[bytes]) -> Version:
     """Nothing at or below it is still to be written to some keys; unsynced commits are written."""
     version = clock.latest
     # In this order: a round enters its prepared writes before it removes its own floor.
-    floors = [committer.floors.round, *(write.version - 1 for write in committer.prepared.on(keys))]
-    return min([version, *(floor for floor in floors if floor is not None)])
+    floor = committer.floors.round
+    if floor is not None and floor < version:
+        version = floor
+    for write in committer.prepared.on(keys):
+        version = min(version, write.version - 1)
+    return version
 
 
-def _find_rows(committer: Committer, keys: Sequence[bytes], at: Version | None) -> list[Row | None]:
+def _find_rows(engine: Engine, keys: Sequence[bytes], at: Version | None) -> list[Row | None]:
     prefixes = encode_prefixes(keys)
     starts = None if at is None else [prefix + encode_version(at) for prefix in prefixes]
-    return committer.place.engine.ceilings(DATA, prefixes, starts)
+    return engine.ceilings(DATA, prefixes, starts)
 
 
 def _judge(row: Row, site: int, now_ms: int) -> AtomicRecord:
+    engine_key, stored = row
+    version, end = decode_version(engine_key), stored[-1:]
+    if end in PLAIN_ENDS:
+        return AtomicRecord(version, Stamp(version, site), stored[:-1], end != PLAIN, False)
     record, live = decode_record(*row), read_record(*row, now_ms)
-    version = decode_version(row[0])
     stamp = record.origin or Stamp(version, site)
     value = None if live is None else live[1]
-    return AtomicRecord(version, stamp, value, batched=record.batched, merged=record.stamps is not None)
+    return AtomicRecord(version, stamp, value, record.batched, record.stamps is not None)
 
 
 def _find_siblings(
-    batches: BatchCache, records: Sequence[AtomicRecord], known: Version, asked: Sequence[bytes]
+    batches: BatchCache,
+    records: Sequence[AtomicRecord],
+    known: Version,
+    keys: Sequence[bytes],
+    among: Sequence[bytes],
 ) -> dict[Version, list[int]]:
     """Which keys belong to the batches that wrote some records above a version."""
     siblings: dict[Version, list[int]] = {}
-    for version in {record.version for record in records if record.batched and record.version > known}:
+    for record in records:
+        version = record.version
+        if not record.batched or version <= known or version in siblings:
+            continue
         written = batches.find(version)
         if written is not None:
-            siblings[version] = [place for place, key in enumerate(asked) if key in written]
+            siblings[version] = [place for place, key in enumerate((*keys, *among)) if key in written]
     return siblings

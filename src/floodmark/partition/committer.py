@@ -17,7 +17,7 @@ if that fails too are outcomes unknown; the floor then stays (`storage.py`).
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain as chain_rows
-from typing import Final
+from typing import Final, TypeAlias
 
 from floodmark.clock import HybridClock
 from floodmark.codec.changelog import encode_log_key, encode_single, pack_log_key
@@ -27,6 +27,7 @@ from floodmark.engine import Guard, WriteRow
 from floodmark.model.errors import (
     CatalogChanged,
     ClockSkew,
+    Conflict,
     FloodmarkError,
     NamespaceNotFound,
     OutcomeUnknown,
@@ -34,7 +35,7 @@ from floodmark.model.errors import (
     StaleLink,
 )
 from floodmark.model.ranges import KeyRange
-from floodmark.model.version import Version
+from floodmark.model.version import Version, compose
 from floodmark.partition.commit.batches import BatchCache
 from floodmark.partition.commit.commit import (
     BYTES_PER_BYTE,
@@ -44,6 +45,7 @@ from floodmark.partition.commit.commit import (
     CommittingPartition,
     Mint,
     RoundStep,
+    ValidatesReads,
     Writes,
     encode_writes,
     tally_one,
@@ -52,6 +54,7 @@ from floodmark.partition.commit.expiry_index import index_row
 from floodmark.partition.commit.storage import Storage, refused, unknown
 from floodmark.partition.commit.tail import LiveTail
 from floodmark.partition.commit.turn import chain, wake
+from floodmark.partition.conflicts import WriteConflicts
 from floodmark.partition.counting import CommitCounting
 from floodmark.partition.families import DATA, LOG
 from floodmark.partition.floors import Announced, Floors
@@ -59,8 +62,15 @@ from floodmark.partition.following import Followers
 from floodmark.partition.prepared.steps import Place
 from floodmark.partition.prepared.writes import PreparedWrites
 
+# The partition, the key with its prefix in the engine, and the value of a commit at a version.
+Complete: TypeAlias = Callable[[Version], tuple[CommittingPartition, bytes, bytes, bytes]]
+
 # How often a round is run again because another node changes the catalog.
 CATALOG_CHANGES_MAX: Final = 10
+# Of a commit with more keys, a round does not remember which they are.
+SHOWN_KEYS_MAX: Final = 32
+# How far the floor of a round may lie behind the present for readers to read there.
+FLOOR_AGE_MAX: Final = compose(100, 0)
 
 
 class EngineBatch:
@@ -71,9 +81,15 @@ class EngineBatch:
         self._engine = storage.engine
         self._rows: list[Iterable[WriteRow]] = []
         self._count = self._bytes = 0
+        # The keys of the rows; None if they are many or not known.  What reads others need not see the rows.
+        self._keys: set[bytes] | None = set()
 
-    def add(self, rows: Iterable[WriteRow], count: int, size: int) -> None:
+    def add(self, rows: Iterable[WriteRow], count: int, size: int, keys: Sequence[bytes] | None) -> None:
         """Add rows that belong together, at most `count` of them with `size` bytes."""
+        if keys is None or len(keys) > SHOWN_KEYS_MAX:
+            self._keys = None
+        elif self._keys is not None:
+            self._keys.update(keys)
         self._count += count
         self._bytes += size
         limits = self._engine.limits
@@ -91,6 +107,12 @@ class EngineBatch:
         elif durable:
             self._engine.sync()
         self._count = self._bytes = 0
+        self._keys = set()
+
+    def show(self, keys: Sequence[bytes], ranges: Sequence[KeyRange] = ()) -> None:
+        """Write what was added, if the next commit may have to see it."""
+        if ranges or self._keys is None or not self._keys.isdisjoint(keys):
+            self.write(durable=False)
 
 
 class Committer:
@@ -105,6 +127,7 @@ class Committer:
         self._round_bytes_max = round_bytes_max
         # Loaded before anything is announced.
         self.prepared = PreparedWrites(storage.engine)
+        self.conflicts = WriteConflicts(storage.engine)
         self.tail = LiveTail(storage)
         self.floors = Floors(self.prepared)
         self.counting = CommitCounting(self.prepared, clock)
@@ -130,23 +153,37 @@ class Committer:
         return commit.version
 
     def commit_one(
-        self, writer: CommittingPartition, key: bytes, prefix: bytes, value: bytes, *, durable: bool
+        self,
+        writer: CommittingPartition,
+        key: bytes,
+        prefix: bytes,
+        value: bytes,
+        *,
+        durable: bool,
+        validation: ValidatesReads | None = None,
+        complete: Complete | None = None,
     ) -> Version:
-        """`commit` of one key, in the same steps but without lists, while no thread waits."""
+        """`commit` of one key, in the same steps but without lists, while no thread waits.
+
+        A key that holds its version is known when that is minted, by `complete`; 0 if it takes a round.
+        """
         turn, clock, storage = self._turn, self._clock, self._storage
         tally: CommitTally = (0, b"", 0, 0, True)
         token = None
         try:
             token = turn.try_take()
             if token is None or turn.line or storage.is_unusual or self.floors.round is not None:
-                writes = Writes((key,), (prefix,), (value,), len(key) + len(value))
-                commit = Commit(writer, writes, durable=durable)
+                if complete is not None:
+                    return 0
+                commit = _commit_of_one(writer, key, prefix, value, validation, durable=durable)
                 if token is None:
                     return self.commit(commit)
                 self.lead(commit)
                 if commit.error is not None:
                     raise commit.error
                 return commit.version
+            if validation is not None:
+                validation.require_unchanged(clock.now())
             try:
                 if writer.retired:
                     raise moved(writer)
@@ -154,6 +191,8 @@ class Committer:
                     storage.require_not_dropped((key,))
                 self.floors.round = clock.latest
                 version = clock.now()
+                if complete is not None:
+                    writer, key, prefix, value = complete(version)
                 tally = tally_one(version, self._site_id, key, value)
                 log_key, row = pack_log_key(writer.log_id, version, 0), encode_single(key, value)
                 engine_key = prefix + encode_version(version)
@@ -165,18 +204,13 @@ class Committer:
                 if self.tail.is_open:
                     self.tail.add(version, writer.id, (key,), (value,))
                 self._settle_floors(synced=durable)
-                writer.tallies.append(tally)
-                counting = self.counting
-                counting.fold_many(writer)
-                heat = writer.heat
-                heat.writes += 1
-                heat.bytes_written += len(key) + len(value)
-                counting.commits += 1
-                counting.rounds += 1
+                self._count_one(writer, tally, len(key) + len(value))
                 return version
             except FloodmarkError as failure:
-                writes = Writes((key,), (prefix,), (value,), len(key) + len(value))
-                commit = Commit(writer, writes, durable=durable)
+                if complete is not None and isinstance(failure, CatalogChanged | Conflict):
+                    self.floors.round = None  # Nothing was written.
+                    return 0
+                commit = _commit_of_one(writer, key, prefix, value, validation, durable=durable)
                 commit.version, commit.tallies = tally[0], (tally,)
                 return self._settle_alone(commit, failure)
             except BaseException:
@@ -188,6 +222,16 @@ class Committer:
                 turn.give_back(token)
                 if turn.line:
                     turn.lead_next()
+
+    def _count_one(self, writer: CommittingPartition, tally: CommitTally, size: int) -> None:
+        """Count a round of one commit of one key."""
+        writer.tallies.append(tally)
+        counting, heat = self.counting, writer.heat
+        counting.fold_many(writer)
+        counting.commits += 1
+        counting.rounds += 1
+        heat.writes += 1
+        heat.bytes_written += size
 
     def resolved_version(self) -> Version:
         """The resolved version: all changes at or below it are durable and published, none will be added."""
@@ -220,6 +264,9 @@ class Committer:
     def read_version(self) -> Version:
         """The version at which a reader sees every acknowledged write.
 
+        While a round is at work it is the round's floor, so that no reader waits for a sync: the commits of
+        the round are not acknowledged yet.  A floor of an idle time is too old to judge expiry by.
+
         Reads go on while nothing can be written: then no version is minted, and the writes of a failed round
         are left out.
         """
@@ -230,8 +277,11 @@ class Committer:
         except FloodmarkError:
             self._storage.stop()
             version = self._clock.latest
+        # Read after the version was minted: a round that is missed here mints above it.
         floor = self.floors.round
-        return version if floor is None or not self._storage.stopped else min(version, floor)
+        if floor is not None and (self._storage.stopped or version - floor < FLOOR_AGE_MAX):
+            return min(version, floor)
+        return version
 
     def observe(self, version: Version, *, skew_ms_max: int | None = None) -> None:
         """Move the clock past a version."""
@@ -263,17 +313,22 @@ class Committer:
         return self.floors.below(self._clock.now())
 
     def store_in_turn(
-        self, build: Callable[[Version], Sequence[WriteRow]], guards: Sequence[Guard] = ()
+        self,
+        build: Callable[[Version], Sequence[WriteRow]],
+        guards: Sequence[Guard] = (),
+        stored: Callable[[Version], object] = lambda _: None,
     ) -> Version:
         """Store rows that have a version but are no commit; 0 if a guard did not hold.
 
-        The caller holds the turn.
+        The caller holds the turn.  `stored` is called before a reader can be at or above the version.
         """
         if self.floors.round is None:
             self.floors.round = self._clock.latest
         try:
             version = self._clock.now()
-            if not self._storage.store_guarded(build(version), guards):
+            if self._storage.store_guarded(build(version), guards):
+                stored(version)
+            else:
                 version = 0
         except BaseException as failure:
             self.counting.lose()
@@ -377,7 +432,9 @@ class Committer:
             if writer is not None and writer.retired:
                 commit.error = moved(writer)
                 continue
-            if commit.decide is not None:
+            if isinstance(commit, RoundStep) and (touched := commit.touches) is not None:
+                rows.show(touched)
+            elif commit.decide is not None:
                 # It sees the commits before it.
                 rows.write(durable=False)
             mint = Mint(self._clock.now)
@@ -389,11 +446,19 @@ class Committer:
                             commit.undo()
                             continue
                     elif taken:
-                        rows.add(
-                            taken, len(taken), sum(len(key) + len(value or b"") for _, key, value in taken)
-                        )
+                        rows.add(taken, len(taken), _size(taken), commit.touches)
                     durable = durable or (commit.durable and commit.version != 0)
                     continue
+                if commit.named is not None and commit.writes is not None:
+                    # The same commit may have been sent twice.
+                    rows.show(commit.writes.keys)
+                    if earlier := commit.named.earlier(mint()):
+                        commit.version, commit.writes = earlier, None
+                        durable = durable or commit.durable
+                        continue
+                if commit.validation is not None:
+                    rows.show(commit.validation.reads.keys, commit.validation.reads.ranges)
+                    commit.validation.require_unchanged(mint())
                 if commit.decide is not None:
                     commit.writes = commit.decide(mint)
                 if commit.writes is not None and self._storage.dropped:
@@ -413,7 +478,11 @@ class Committer:
                     commit.version, commit.error = 0, late()
                     continue
                 if not writes.guards:
-                    rows.add(encoded, ROWS_PER_CHANGE * len(writes.keys), BYTES_PER_BYTE * writes.size)
+                    count, size = ROWS_PER_CHANGE * len(writes.keys), BYTES_PER_BYTE * writes.size
+                    if commit.named is not None:
+                        outcome = commit.named.row(commit.version)
+                        encoded, count, size = (*encoded, outcome), count + 1, size + _size((outcome,))
+                    rows.add(encoded, count, size, writes.keys)
                 durable = durable or commit.durable
         rows.write(durable=durable)
         return durable
@@ -482,8 +551,10 @@ class Committer:
         """Whether the engine holds a commit, after a failure."""
         if isinstance(commit, RoundStep):
             return commit.is_written()
+        if commit.writes is None:
+            # The same commit has written before, perhaps in this round.
+            return commit.named is not None and commit.named.earlier(commit.version) != 0
         assert commit.writer is not None
-        assert commit.writes is not None
         if commit.writes.loaded:
             record = commit.writes.prefixes[0] + encode_version(commit.version)
             return self._engine.get(DATA, record) is not None
@@ -499,10 +570,29 @@ class Committer:
         self._settle_floors(synced=True)
 
 
+def _commit_of_one(
+    writer: CommittingPartition,
+    key: bytes,
+    prefix: bytes,
+    value: bytes,
+    validation: ValidatesReads | None,
+    *,
+    durable: bool,
+) -> Commit:
+    writes = Writes((key,), (prefix,), (value,), len(key) + len(value))
+    return Commit(writer, writes, durable=durable, validation=validation)
+
+
 def commit_together(committer: Committer, commits: Sequence[Commit]) -> None:
     """Run commits in one round.  Each has its version or its error afterwards."""
     with committer.place.storage.exclusive():
         committer.lead(*commits)
+
+
+def _size(rows: Sequence[WriteRow]) -> int:
+    """The bytes of rows."""
+    _, keys, values = zip(*rows, strict=True)
+    return sum(map(len, keys)) + sum(map(len, filter(None, values)))
 
 
 def _forget(tail: LiveTail, clock: HybridClock) -> None:

@@ -12,12 +12,14 @@ commit whose records carry a mark (`codec/values.py`); its id is its version.
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
+from floodmark.codec.appends import any_append, complete, late_append
 from floodmark.codec.ordered import encode_prefix, encode_prefixes
 from floodmark.codec.stamps import STAMP_BYTES
 from floodmark.codec.values import mark_batch
 from floodmark.engine import Engine, Row, WriteRow
 from floodmark.merge.states import Written
 from floodmark.model.partition import LinkGuard, Partition, PartitionMap
+from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 from floodmark.partition.commit.commit import (
     Commit,
@@ -32,6 +34,8 @@ from floodmark.partition.commit.entering import WriteKind, check_fits
 from floodmark.partition.commit.merging import Merge, has_states, is_state, merge_writes, write_at
 from floodmark.partition.commit.tail import TailEntry
 from floodmark.partition.committer import Committer, moved
+from floodmark.partition.conflicts import Declared
+from floodmark.partition.prepared.outcomes import NamedCommit
 from floodmark.partition.prepared.settling import SETTLES_MAX, SettlingPartition, settle_writes
 from floodmark.partition.prepared.steps import PreparingWriter, add_tally
 from floodmark.partition.prepared.writes import OpenWrite, conflict
@@ -47,8 +51,13 @@ class DecidingPartition(Partition, PreparingWriter, SettlingPartition, Protocol)
     def copying(self, keys: Sequence[bytes], values: Sequence[bytes]) -> Decide:
         """The decision of a commit of copies."""
 
+    def putting_unchanged(self, keys: Sequence[bytes], values: Sequence[bytes], since: Version) -> Decide:
+        """The decision of a `put_unchanged`."""
+
 
 Serving: TypeAlias = Callable[[], PartitionMap[DecidingPartition]]
+# Checks the rows of one partition; how they are decided in the round.
+Plan: TypeAlias = Callable[[DecidingPartition, Sequence[bytes], Sequence[bytes]], Decide]
 
 
 class Part(NamedTuple):
@@ -78,6 +87,8 @@ class Decided(RoundStep):
         durable: bool,
         batch: bool = False,
         checked: bool = False,
+        named: NamedCommit | None = None,
+        conflicts: Sequence[KeyRange] = (),
     ) -> None:
         super().__init__(None)
         self.durable = durable
@@ -89,6 +100,9 @@ class Decided(RoundStep):
         self._is_batch = batch
         # Whether what is decided was checked before, outside of the round.
         self._is_checked = checked
+        self._named = named
+        # What it declares as written.
+        self._conflicts = conflicts
         self._parts: list[Part] = []
 
     @property
@@ -103,13 +117,22 @@ class Decided(RoundStep):
         serving = self._serving()
         for key in self._on or ():
             route(serving, key)
-        if self._on is not None and place.prepared.floor is not None:
-            self.blocking = place.prepared.on(self._on)
-            if self.blocking:
-                return ()
+        for declared in self._conflicts:
+            for partition in serving.overlapping(declared):
+                _require_served(partition)
+        if self._is_blocked():
+            return ()
+        if self._named is not None and (earlier := self._named.earlier(mint())):
+            self.version = earlier
+            return ()
         written = self._decision()
         if not written:
             return ()
+        is_append = any_append([*written.values()])
+        if is_append:
+            written = complete(written, mint())
+            if any(serving.route(key).retired for key in written):
+                raise late_append(mint())
         keys = sorted(written)
         values = [written[key] for key in keys]
         if not self._is_checked:
@@ -126,6 +149,13 @@ class Decided(RoundStep):
         if self._is_batch:
             values = list(map(mark_batch, values))
         return self._encode(keys, values, serving, mint())
+
+    def _is_blocked(self) -> bool:
+        """Whether something is prepared on the keys that the decision depends on."""
+        prepared = self._committer.prepared
+        if self._on is not None and prepared.floor is not None:
+            self.blocking = prepared.on(self._on)
+        return bool(self.blocking)
 
     def _encode(
         self,
@@ -158,6 +188,11 @@ class Decided(RoundStep):
                 return ()
             # The values fit, but what they are merged into may be too much for one write.
             storage.require_fitting(rows)
+        if self._named is not None:
+            rows.append(self._named.row(version))
+        if self._conflicts:
+            declared = Declared("", version, list(self._conflicts))
+            rows.append(self._committer.conflicts.add(version, declared))
         self.version = version
         return rows
 
@@ -215,10 +250,22 @@ def commit_decided(
     durable: bool,
     batch: bool = False,
     checked: bool = False,
+    named: NamedCommit | None = None,
+    conflicts: Sequence[KeyRange] = (),
 ) -> Decided:
     """Run a decided commit, and settle what blocks it; the step that was taken."""
     for _ in range(SETTLES_MAX):
-        step = Decided(committer, serving, on, decide, durable=durable, batch=batch, checked=checked)
+        step = Decided(
+            committer,
+            serving,
+            on,
+            decide,
+            durable=durable,
+            batch=batch,
+            checked=checked,
+            named=named,
+            conflicts=conflicts,
+        )
         committer.commit(step)
         if not step.blocking:
             return step
@@ -226,58 +273,68 @@ def commit_decided(
     raise conflict(step.blocking[0])
 
 
-class CopiedCommit(Decided):
-    """A commit of changes of other sites over several partitions, each stored where its stamp wins."""
+class PartedCommit(Decided):
+    """A commit over several partitions, each of which decides what of its part is written."""
 
     def __init__(
         self,
         committer: Committer,
         serving: Serving,
-        copies: Sequence[tuple[DecidingPartition, Decide]],
+        on: Sequence[bytes] | None,
+        planned: Sequence[tuple[DecidingPartition, Decide]],
         link: LinkGuard | None,
         *,
         durable: bool,
     ) -> None:
-        super().__init__(committer, serving, None, dict, durable=durable)
-        self._copies = copies
+        super().__init__(committer, serving, on, dict, durable=durable)
+        self._planned = planned
         self._link = link
 
     def take(self, mint: Mint) -> Sequence[WriteRow]:
         self._parts = []
         storage = self._committer.place.storage
-        for partition, _ in self._copies:
+        for partition, _ in self._planned:
             _require_served(partition)
+        if self._is_blocked():
+            return ()
         if self._link is not None:
             # Before the records are read: what is removed after that moves a guard.
             self.guards = storage.entrance.admit(self._link)
-        decided = [(partition, decide(mint)) for partition, decide in self._copies]
+        decided = [(partition, decide(mint)) for partition, decide in self._planned]
         parts = [(partition, writes) for partition, writes in decided if writes is not None]
-        if storage.dropped:
-            for _, writes in parts:
+        for _, writes in parts:
+            if storage.dropped:
                 storage.require_not_dropped(writes.keys)
+            if storage.is_unusual and writes.own:
+                storage.require_writers()
         return self._encode_parts(parts, mint()) if parts else ()
 
 
-def commit_copies(
+def commit_parts(
     committer: Committer,
     serving: Serving,
     keys: Sequence[bytes],
     values: Sequence[bytes],
-    link: LinkGuard | None,
+    plan: Plan,
     *,
     durable: bool,
-) -> Version:
-    """Commit copies of other sites' records to several partitions; the version, 0 if none wins."""
+    link: LinkGuard | None = None,
+    on_keys: bool = False,
+) -> Decided:
+    """Run one commit to several partitions; the step that was taken, without a version if none wrote.
+
+    With `on_keys` the decisions depend on the keys, and what is prepared on these is settled first.
+    """
     ordered = sorted(zip(keys, values, strict=True))
     keys, values = [key for key, _ in ordered], [value for _, value in ordered]
     for _ in range(SETTLES_MAX):
         groups = list(serving().group(keys))
         check_fits(groups[0][0].limits, len(keys), sum(map(len, keys)) + sum(map(len, values)))
-        copies = [(partition, partition.copying(keys[place], values[place])) for partition, place in groups]
-        step = CopiedCommit(committer, serving, copies, link, durable=durable)
+        planned = [(partition, plan(partition, keys[place], values[place])) for partition, place in groups]
+        step = PartedCommit(committer, serving, keys if on_keys else None, planned, link, durable=durable)
         committer.commit(step)
         if not step.blocking:
-            return step.version
+            return step
         step.settle()
     raise conflict(step.blocking[0])
 

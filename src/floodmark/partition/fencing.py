@@ -31,6 +31,7 @@ import msgspec
 from floodmark.engine import Engine, Guard, Row, Write, WriteRow, durable_writes
 from floodmark.model.errors import CatalogChanged, FloodmarkError, NodeFenced, NotKeeper
 from floodmark.model.version import Version
+from floodmark.partition.conflicts import CONFLICTS
 from floodmark.partition.families import (
     BEAT,
     CATALOG,
@@ -56,7 +57,7 @@ from floodmark.partition.prepared.writes import PREPARED
 # What nodes write for themselves and their partitions; all other metadata belongs to the keeper.
 _OF_NODES: Final = (
     *(BEAT, CEILING, EXPIRING, EXPIRING_INDEXED, FENCE, KEEPER, LOGS),
-    *(BATCHES, NEXT_ID, PARTITIONS, PREPARED),
+    *(BATCHES, CONFLICTS, NEXT_ID, PARTITIONS, PREPARED),
 )
 _RAISING: Final = (CATALOG, INCARNATION, TOPOLOGY)
 

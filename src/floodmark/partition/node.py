@@ -10,6 +10,7 @@ from typing import Final
 from floodmark.clock import HybridClock
 from floodmark.codec.ordered import qualify_range
 from floodmark.engine import Engine, Guard
+from floodmark.model.batch import batches_from
 from floodmark.model.change import Heartbeat
 from floodmark.model.errors import (
     ClockSkew,
@@ -18,7 +19,7 @@ from floodmark.model.errors import (
     PartitionMoved,
     Unreachable,
 )
-from floodmark.model.limits import COMMIT_BYTES_MAX
+from floodmark.model.limits import COMMIT_BYTES_MAX, PAGE_BYTES_MAX
 from floodmark.model.partition import BatchSettler, CommitLimits, Decision, PartitionMap, Settler
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import COUNTER_BITS, VERSION_MAX, Version
@@ -46,7 +47,7 @@ from floodmark.partition.layout import (
     store_version,
 )
 from floodmark.partition.partition import LocalPartition, observe_version
-from floodmark.partition.prepared.outcomes import BatchOutcome, read_outcomes, store_outcome
+from floodmark.partition.prepared.outcomes import BATCHES, BatchOutcome, read_outcomes, store_outcome
 from floodmark.partition.prepared.writes import remove_rows
 from floodmark.partition.read.changelog import LogLine, look_up_value, read_logs
 from floodmark.partition.read.records import VersionsPage, find_before, scan_versions
@@ -222,6 +223,7 @@ class Node:
             collected=self.retention.collected,
             entrance=self.storage.entrance,
             serving=lambda: self.map,
+            is_alone=not self.number,
         )
 
     # Heartbeats
@@ -232,6 +234,8 @@ class Node:
         Of several nodes, the owner of the first partition writes the site's heartbeat too, and returns it.
         """
         self._settle_stale()
+        if (old := self.committer.conflicts.old_rows(self.clock.physical_ms())) is not None:
+            self.storage.remove_range(META, *old)
         return self.heartbeats.write()
 
     def settle_by(self, settler: Settler, batch_settler: BatchSettler | None = None) -> None:
@@ -398,6 +402,13 @@ def ended_batches(node: Node, age_ms: int) -> Iterator[tuple[str, bytes, BatchOu
             yield batch, key, outcome
 
 
+def forget_commits(node: Node, age_ms: int) -> None:
+    """Remove the outcomes of commits whose ids are older, at once: no batch spans nodes in this site."""
+    end = BATCHES + batches_from(node.clock.physical_ms() - age_ms).encode()
+    if node.engine.scan(META, BATCHES, end, rows_max=1, bytes_max=PAGE_BYTES_MAX):
+        node.storage.remove_range(META, BATCHES, end)
+
+
 def forget_batches(node: Node, ended: Iterable[tuple[str, bytes]]) -> None:
     """Remove the outcomes of batches that no sibling has prepared any more; a power cut may undo it."""
     node.storage.remove([store_outcome(batch, key, None) for batch, key in ended])
@@ -416,6 +427,7 @@ def _share(
     prepared = node.committer.prepared
     prepared.serves = lambda key: not partitions[bisect_right(starts, key) - 1].retired
     prepared.load()
+    node.committer.conflicts.load()
 
 
 def _commit_limits(engine: Engine) -> CommitLimits:

@@ -17,7 +17,7 @@ from floodmark.codec.ordered import (
 )
 from floodmark.codec.records import gather_copies
 from floodmark.codec.stamps import encode_stamp, find_origins, stamp_version
-from floodmark.codec.values import PLAIN
+from floodmark.codec.values import PLAIN_ENDS
 from floodmark.engine import Engine
 from floodmark.model.change import Stamp
 from floodmark.model.errors import (
@@ -27,7 +27,7 @@ from floodmark.model.errors import (
 from floodmark.model.limits import PAGE_ROWS_MAX, SITE_IDS_MAX
 from floodmark.model.partition import CommitLimits, Content, LinkGuard, ReadSet
 from floodmark.model.ranges import KeyRange, prefix_end
-from floodmark.model.record import AtomicAnswer, Record, Versioned
+from floodmark.model.record import AtomicAnswer, FreshValue, Record, Versioned
 from floodmark.model.version import Version, moment_of
 from floodmark.partition.atomic_reading import read_batches
 from floodmark.partition.commit.commit import Commit, CommitTally, Decide, Mint, Writes
@@ -50,14 +50,16 @@ from floodmark.partition.commit.merging import (
     write_unchanged_at,
 )
 from floodmark.partition.commit.repairing import find_rows, write_where_seen
-from floodmark.partition.committer import Committer, moved
+from floodmark.partition.committer import FLOOR_AGE_MAX, Committer, moved
 from floodmark.partition.conditional import ConditionalCommits
-from floodmark.partition.deciding import Serving, commit_copies, commit_decided
+from floodmark.partition.deciding import Serving, commit_decided, commit_parts
 from floodmark.partition.families import DATA
 from floodmark.partition.floors import Announced
+from floodmark.partition.generations import swapped_at
 from floodmark.partition.heat import Heat
 from floodmark.partition.preparing import PreparingPartition
 from floodmark.partition.read.records import (
+    find_first,
     find_stored,
     read_record,
     require_kept,
@@ -66,6 +68,7 @@ from floodmark.partition.read.records import (
 )
 from floodmark.partition.read.stamps import newest_stamps
 from floodmark.partition.validating import Validation
+from floodmark.partition.writing import NodeWrites
 
 
 class LocalPartition(PreparingPartition):
@@ -87,7 +90,9 @@ class LocalPartition(PreparingPartition):
         collected: Mapping[bytes, Version],
         entrance: Entrance,
         serving: Serving,
+        is_alone: bool,
     ) -> None:
+        self.is_alone = is_alone
         self.id = partition_id
         self.range = keys
         self.log_id = log_id
@@ -106,6 +111,7 @@ class LocalPartition(PreparingPartition):
         # The partitions of the node, with which this one commits together.
         self._serving = serving
         self._conditional = ConditionalCommits(self, committer)
+        self._writing = NodeWrites(committer, clock, serving, collected, entrance)
         self._announced = Announced()
 
     # Reads
@@ -114,21 +120,43 @@ class LocalPartition(PreparingPartition):
         heat = self.heat
         heat.reads += 1
         prefix = encode_bytes(b"r" + key)
-        if at is None and not self.retired:
-            # The hottest path: most records are plain, with no expiry, tombstone or origin.
+        if at is None:
+            if self.retired:
+                raise moved(self)
             row = self._engine.ceiling(DATA, prefix, prefix)
-            if row is None:
-                return None
-            stored = row[1]
-            if stored[-1:] == PLAIN:
-                return stored[:-1]
-        found = self._live(prefix, self._find_at(key, prefix, at), at)
+        else:
+            self._prepare_read(key[:NAMESPACE_BYTES], at, key)
+            row = self._engine.ceiling(DATA, prefix + encode_version(at), prefix)
+            # Garbage collection may have passed in between.
+            self._require_kept(key[:NAMESPACE_BYTES], at)
+        if row is None:
+            return None
+        stored = row[1]
+        # The hottest path: most records are plain, with no expiry, tombstone or origin.
+        if stored[-1:] in PLAIN_ENDS:
+            return stored[:-1]
+        found = self._live(prefix, (decode_version(row[0]), stored), at)
         return None if found is None else found[1]
 
-    def find(self, key: bytes, at: Version | None = None) -> Versioned | None:
+    def get_fresh(self, key: bytes, since: Version = 0) -> FreshValue:
+        version = max(self._committer.read_version(), since)
+        return FreshValue(version, self.get(key, version))
+
+    def find(self, key: bytes, at: Version | None = None, end: bytes | None = None) -> Versioned | None:
         self.heat.reads += 1
+        if end is not None:
+            if self.retired:
+                raise moved(self)
+            return find_first(self._engine, key, end, self.range, self._site_id)
         prefix = encode_prefix(key)
-        found = self._find_at(key, prefix, at)
+        if at is not None:
+            self._prepare_read(key[:NAMESPACE_BYTES], at, key)
+        elif self.retired:
+            raise moved(self)
+        found = find_stored(self._engine, prefix, at)
+        if at is not None:
+            # Garbage collection may have passed in between.
+            self._require_kept(key[:NAMESPACE_BYTES], at)
         live = self._live(prefix, found, at)
         if found is None or live is None:
             return None
@@ -150,7 +178,7 @@ class LocalPartition(PreparingPartition):
         for prefix, row in zip(prefixes, self._engine.ceilings(DATA, prefixes), strict=True):
             if row is None:
                 values.append(None)
-            elif row[1][-1:] == PLAIN:
+            elif row[1][-1:] in PLAIN_ENDS:
                 values.append(row[1][:-1])
             else:
                 live = self._live(prefix, (decode_version(row[0]), row[1]), None)
@@ -160,7 +188,9 @@ class LocalPartition(PreparingPartition):
     def read_batches(
         self, keys: Sequence[bytes], among: Sequence[bytes], at: Version | None = None
     ) -> AtomicAnswer:
-        return read_batches(self._committer, self._clock, self._serving, keys, among, at, self._require_kept)
+        return read_batches(
+            self._committer, self._engine, self._clock, self._serving, keys, among, at, self._require_kept
+        )
 
     def scan(
         self, keys: KeyRange, at: Version, *, rows_max: int | None = None, reverse: bool = False
@@ -208,18 +238,6 @@ class LocalPartition(PreparingPartition):
         find_rows(self._engine, encode_prefixes(keys[:1]), at)
         self.heat.reads += len(keys)
 
-    def _find_at(self, key: bytes, prefix: bytes, at: Version | None) -> tuple[Version, bytes] | None:
-        if at is None:
-            if self.retired:
-                raise moved(self)
-            return find_stored(self._engine, prefix, None)
-        namespace = key[:NAMESPACE_BYTES]
-        self._prepare_read(namespace, at, key)
-        found = find_stored(self._engine, prefix, at)
-        # Garbage collection may have passed in between.
-        self._require_kept(namespace, at)
-        return found
-
     def _live(
         self, prefix: bytes, found: tuple[Version, bytes] | None, at: Version | None
     ) -> tuple[Record, bytes] | None:
@@ -237,7 +255,8 @@ class LocalPartition(PreparingPartition):
         """
         if self.retired:
             raise moved(self)
-        observe_version(self._committer, at)
+        if at > self._clock.latest:
+            observe_version(self._committer, at)
         self._committer.wait_applied(at)
         floor = self._prepared.floor
         if floor is not None and floor < at:
@@ -257,23 +276,16 @@ class LocalPartition(PreparingPartition):
 
     def put(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
         if len(keys) == 1 == len(values):
-            key, value = keys[0], values[0]
-            # The hottest path: a plain value of a namespace of such.
-            if not (
-                value.endswith(PLAIN)
-                and key[:NAMESPACE_BYTES] in self._entrance.plain
-                and NAMESPACE_BYTES < len(key) <= self._entrance.qualified_bytes_max
-                and len(value) <= self._entrance.plain_bytes_max
-            ):
-                self._entrance.check(keys, values, WriteKind.PUT)
-            return self._committer.commit_one(self, key, encode_bytes(b"r" + key), value, durable=durable)
+            key = keys[0]
+            self._entrance.check(keys, values, WriteKind.PUT)
+            return self._committer.commit_one(self, key, encode_bytes(b"r" + key), values[0], durable=durable)
         return self._committer.commit(plan_put(self, keys, values, durable=durable))
 
     def merge(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
         writes = self._enter(keys, values, WriteKind.MERGE)
 
         def decide(mint: Mint) -> Writes | None:
-            return self._merged(writes, write_at(mint(), self._site_id))
+            return _merged(self, writes, write_at(mint(), self._site_id))
 
         return self._conditional.run(decide, durable=durable).version
 
@@ -283,7 +295,7 @@ class LocalPartition(PreparingPartition):
         def decide(mint: Mint) -> Writes | None:
             if self.get(key) != expected:
                 return None
-            return self._merged(writes, write_at(mint(), self._site_id)) if is_state(value) else writes
+            return _merged(self, writes, write_at(mint(), self._site_id)) if is_state(value) else writes
 
         return self._conditional.run(decide, durable=durable, on=(key,)).version
 
@@ -295,22 +307,11 @@ class LocalPartition(PreparingPartition):
         durable: bool,
         batch: bool = False,
         reads: ReadSet | None = None,
+        transaction: str = "",
     ) -> Version:
-        self._entrance.check(keys, values, WriteKind.WRITE)
-        rows = dict(zip(keys, values, strict=True))
-        validation = None
-        if reads is not None:
-            validation = Validation(self._committer, self._serving, self._collected, reads)
-            validation.look_ahead()
-
-        def decide() -> Mapping[bytes, bytes]:
-            if validation is not None:
-                validation.require_unchanged()
-            return rows
-
-        return commit_decided(
-            self._committer, self._serving, None, decide, durable=durable, batch=batch, checked=True
-        ).version
+        return self._writing.write(
+            self, keys, values, reads, durable=durable, batch=batch, transaction=transaction
+        )
 
     def delete_unchanged(self, keys: Sequence[bytes], since: Version, *, durable: bool) -> int:
         check_keys(keys)
@@ -323,9 +324,6 @@ class LocalPartition(PreparingPartition):
 
         return commit_decided(self._committer, self._serving, keys, decide, durable=durable).changes
 
-    def _merged(self, writes: Writes, merge: Merge) -> Writes | None:
-        return merge_writes(self._engine, writes, self.limits, merge)
-
     def apply(
         self,
         keys: Sequence[bytes],
@@ -334,8 +332,16 @@ class LocalPartition(PreparingPartition):
         durable: bool,
         link: LinkGuard | None = None,
     ) -> Version:
-        if keys and not all(map(self.range.contains, ends_of(keys))):
-            return commit_copies(self._committer, self._serving, keys, values, link, durable=durable)
+        if not _are_within(self.range, keys):
+            return commit_parts(
+                self._committer,
+                self._serving,
+                keys,
+                values,
+                lambda partition, *rows: partition.copying(*rows),
+                durable=durable,
+                link=link,
+            ).version
         decide = _admitted(self._entrance, link, self.copying(keys, values))
         return self._conditional.run(decide, durable=durable).version
 
@@ -349,7 +355,7 @@ class LocalPartition(PreparingPartition):
         if copies is None:
             self._observe_stamps(writes)
             if has_states(writes.values):
-                return lambda mint: self._merged(writes, apply_at(mint(), self._site_id))
+                return lambda mint: _merged(self, writes, apply_at(mint(), self._site_id))
         else:
             writes.copies = copies
             self._committer.observe(copies.latest)
@@ -377,6 +383,22 @@ class LocalPartition(PreparingPartition):
     def put_unchanged(
         self, keys: Sequence[bytes], values: Sequence[bytes], since: Version, *, durable: bool
     ) -> int:
+        if not _are_within(self.range, keys):
+            return commit_parts(
+                self._committer,
+                self._serving,
+                keys,
+                values,
+                lambda partition, *rows: partition.putting_unchanged(*rows, since),
+                durable=durable,
+                on_keys=True,
+            ).changes
+        decide = self.putting_unchanged(keys, values, since)
+        commit = self._conditional.run(decide, durable=durable, on=keys)
+        return 0 if commit.writes is None else len(commit.writes.keys)
+
+    def putting_unchanged(self, keys: Sequence[bytes], values: Sequence[bytes], since: Version) -> Decide:
+        """A commit of the keys whose newest stamp is not above `since`, checked."""
         writes = self._enter(keys, values, WriteKind.WRITE)
         self._committer.observe(since)
         # The highest stamp of that version, of whichever site.
@@ -385,12 +407,11 @@ class LocalPartition(PreparingPartition):
 
         def decide(mint: Mint) -> Writes | None:
             if stated:
-                return self._merged(writes, write_unchanged_at(mint(), self._site_id, since))
+                return _merged(self, writes, write_unchanged_at(mint(), self._site_id, since))
             newest = newest_stamps(self._engine, writes.prefixes, self._site_id)
             return writes.only([stamp <= unchanged for stamp in newest])
 
-        commit = self._conditional.run(decide, durable=durable, on=writes.keys)
-        return 0 if commit.writes is None else len(commit.writes.keys)
+        return decide
 
     def validate(self, transaction: str, reads: ReadSet, at: Version) -> None:
         self._committer.observe(at)
@@ -406,6 +427,10 @@ class LocalPartition(PreparingPartition):
         if self.retired:
             raise moved(self)
         return self._announced.advance(resolved)
+
+
+def _are_within(within: KeyRange, keys: Sequence[bytes]) -> bool:
+    return not keys or all(map(within.contains, ends_of(keys)))
 
 
 def _admitted(entrance: Entrance, link: LinkGuard | None, decide: Decide) -> Decide:
@@ -424,8 +449,14 @@ def _admitted(entrance: Entrance, link: LinkGuard | None, decide: Decide) -> Dec
     return admit_first
 
 
+def _merged(partition: LocalPartition, writes: Writes, merge: Merge) -> Writes | None:
+    return merge_writes(partition._engine, writes, partition.limits, merge)
+
+
 def _live_since(partition: LocalPartition, key: bytes, since: Version) -> bytes | None:
     """The stored record of a live key that was not written after a version."""
+    if swapped_at(partition._engine, key[:NAMESPACE_BYTES]) > since:
+        return None
     prefix = encode_prefix(key)
     found = find_stored(partition._engine, prefix, None)
     if found is None or found[0] > since or partition._live(prefix, found, None) is None:
@@ -450,3 +481,26 @@ def plan_put(
 ) -> Commit:
     """The commit of a `put`, checked, for a round that the caller leads."""
     return Commit(partition, partition._enter(keys, values, WriteKind.PUT), durable=durable)
+
+
+def plan_write(
+    partition: LocalPartition,
+    keys: Sequence[bytes],
+    values: Sequence[bytes],
+    reads: ReadSet | None,
+    *,
+    durable: bool,
+    batch: bool,
+    transaction: str,
+) -> Commit:
+    """The commit of a `write` without states, checked, for a round that the caller leads."""
+    return partition._writing.plan(
+        partition, keys, values, reads, durable=durable, batch=batch, transaction=transaction
+    )
+
+
+def may_wait(partition: LocalPartition, at: Version) -> bool:
+    """Whether a read as of a version, or of the read version, may wait for a round or a prepared write."""
+    floor, latest = partition._committer.floors.round, partition._clock.latest
+    is_at_work = floor is not None and (floor < at or latest - floor >= FLOOR_AGE_MAX)
+    return is_at_work or at > latest or partition._prepared.floor is not None

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Final
 
+from floodmark.codec.appends import highest_after
 from floodmark.codec.stamps import find_origins, stamp_version
 from floodmark.engine import Engine
 from floodmark.model.partition import CommitLimits, Fate, LinkGuard, PreparedWrite
@@ -14,6 +15,7 @@ from floodmark.partition.commit.commit import CommitTally, Writes, arrange
 from floodmark.partition.commit.entering import Entrance, WriteKind, check_fits
 from floodmark.partition.commit.merging import has_origins, is_state, newest_version
 from floodmark.partition.committer import Committer, moved
+from floodmark.partition.conflicts import Reserve
 from floodmark.partition.families import META
 from floodmark.partition.heat import Heat
 from floodmark.partition.prepared.outcomes import BATCHES
@@ -49,15 +51,19 @@ class PreparingPartition:
         siblings: Sequence[bytes] = (),
         members: Sequence[bytes] = (),
         link: LinkGuard | None = None,
+        waits: bool = True,
     ) -> Version:
-        writes = self._enter_prepared(keys, values, is_copied=bool(siblings) and has_origins(values))
-        require_preparable(self, transaction, writes, siblings, members)
+        writes = self._check_prepared(transaction, keys, values, siblings, members)
+        self._committer.observe(highest_after(values))
         lines = self._prepared.lines
         # Transactions in line may wait for what this one has prepared; a batch waits for none.
-        if siblings or lines.is_free(writes.keys) or self._prepared.find(transaction, self.range) is not None:
+        is_first = siblings or not waits or lines.is_free(writes.keys)
+        if is_first or self._prepared.find(transaction, self.range) is not None:
             step = self._try_prepare(transaction, writes, siblings, members, link)
             if not step.blocking:
                 return step.version
+            if not waits:
+                raise conflict(step.blocking[0])
         wait_seconds = wait_seconds_max(PREPARE_ASKS_MAX)
         with nullcontext() if siblings else lines.standing(writes.keys, seconds_max=wait_seconds):
             for _ in range(SETTLES_MAX):
@@ -68,11 +74,38 @@ class PreparingPartition:
                 settle_writes(self, step.blocking, self._prepared.ask, asks=PREPARE_ASKS_MAX)
         raise conflict(step.blocking[0])
 
-    def _enter_prepared(self, keys: Sequence[bytes], values: Sequence[bytes], *, is_copied: bool) -> Writes:
-        if not is_copied:
-            return self._enter(keys, values, WriteKind.WRITE)
-        writes = self._enter(keys, values, WriteKind.COPY, own=False)
-        self._observe_stamps(writes)
+    def plan_prepare(
+        self,
+        transaction: str,
+        keys: Sequence[bytes],
+        values: Sequence[bytes],
+        siblings: Sequence[bytes],
+        members: Sequence[bytes],
+        link: LinkGuard | None,
+    ) -> Prepare:
+        """The step of a `prepare`, checked, for a round that the caller leads."""
+        writes = self._check_prepared(transaction, keys, values, siblings, members)
+        return Prepare(self._committer.place, self, transaction, writes, siblings, members, link)
+
+    def plan_commit(self, transaction: str, version: Version) -> CommitPrepared:
+        """The step of a `commit_prepared`, for a round that the caller leads."""
+        self._committer.observe(version)
+        return CommitPrepared(self._committer.place, self, transaction, version)
+
+    def _check_prepared(
+        self,
+        transaction: str,
+        keys: Sequence[bytes],
+        values: Sequence[bytes],
+        siblings: Sequence[bytes],
+        members: Sequence[bytes],
+    ) -> Writes:
+        if siblings and has_origins(values):
+            writes = self._enter(keys, values, WriteKind.COPY, own=False)
+            self._observe_stamps(writes)
+        else:
+            writes = self._enter(keys, values, WriteKind.WRITE)
+        require_preparable(self, transaction, writes, siblings, members)
         return writes
 
     def _try_prepare(
@@ -89,9 +122,7 @@ class PreparingPartition:
         return step
 
     def commit_prepared(self, transaction: str, version: Version) -> bool:
-        self._committer.observe(version)
-        step = CommitPrepared(self._committer.place, self, transaction, version)
-        return self._committer.commit(step) != 0
+        return self._committer.commit(self.plan_commit(transaction, version)) != 0
 
     def abort_prepared(self, transaction: str, key: bytes | None = None) -> bool:
         if key is not None and not self.range.contains(key):
@@ -114,6 +145,16 @@ class PreparingPartition:
         if self.retired or not all(map(self.range.contains, siblings)):
             raise moved(self)
         return found
+
+    def reserve(self, transaction: str, within: KeyRange, at: Version | None = None) -> Version:
+        conflicts = self._committer.conflicts
+        if at is not None:
+            conflicts.decide(transaction, at)
+            return 0
+        if self.range.intersect(within) != within:
+            raise moved(self)
+        engine = self._committer.place.engine
+        return self._committer.commit(Reserve(conflicts, engine, self, transaction, (within,)))
 
     def prepared(self) -> list[PreparedWrite]:
         return [write.describe() for write in self._prepared.within(self.range)]

@@ -15,6 +15,7 @@ told, so that is a conflict too.
 """
 
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from floodmark.codec.changelog import CommitRow, decode_log_key, decode_row, encode_log_range
 from floodmark.codec.ordered import NAMESPACE_BYTES, decode_version, encode_prefixes
@@ -22,12 +23,14 @@ from floodmark.model.errors import Conflict, TransactionTooOld
 from floodmark.model.limits import PAGE_BYTES_MAX, PAGE_ROWS_MAX, TRANSACTION_AGE_MS_MAX
 from floodmark.model.partition import ReadSet
 from floodmark.model.ranges import KeyRange, after
-from floodmark.model.version import VERSION_MAX, Version, physical_ms
-from floodmark.partition.commit.entering import namespaces_of
-from floodmark.partition.committer import Committer
+from floodmark.model.version import VERSION_MAX, Version, compose, physical_ms
+from floodmark.partition.committer import Committer, moved
 from floodmark.partition.deciding import DecidingPartition, Serving, route
 from floodmark.partition.families import DATA, LOG
+from floodmark.partition.generations import swapped_at
 from floodmark.partition.read.records import find_stored, scan_versions
+
+_AGE_MAX: Final = compose(TRANSACTION_AGE_MS_MAX, 0)
 
 
 class Validation:
@@ -36,32 +39,45 @@ class Validation:
     def __init__(
         self, committer: Committer, serving: Serving, collected: Mapping[bytes, Version], reads: ReadSet
     ) -> None:
+        self.reads = reads
         self._committer = committer
         self._engine = committer.place.engine
         self._serving = serving
         self._collected = collected
-        self._reads = reads
         # Up to this version the ranges are known to be unchanged.
         self._seen: Version = reads.since
 
     def look_ahead(self) -> None:
         """Look through the ranges before the round; Conflict if one has changed."""
-        if self._reads.ranges:
-            resolved = self._committer.resolve()
-            self._scan_ranges(resolved)
-            self._seen = max(self._seen, resolved)
+        resolved = self._committer.resolve()
+        self._scan_ranges(resolved)
+        self._seen = max(self._seen, resolved)
 
-    def require_unchanged(self) -> None:
-        """Raise Conflict if anything that was read has changed.  The caller holds the turn."""
-        self._require_known()
-        reads, serving = self._reads, self._serving()
-        for key in reads.keys:
-            route(serving, key)
+    def require_unchanged(self, now: Version) -> None:
+        """Raise Conflict if anything that was read has changed.
+
+        `now` is a fresh version; the caller holds the turn.
+        """
+        self._require_known(now)
+        reads, serving = self.reads, self._serving()
+        keys, since = reads.keys, reads.since
+        for key in keys:
+            if (partition := serving.route(key)).retired:
+                raise moved(partition)
         self._require_not_prepared(VERSION_MAX, "")
-        prefixes = encode_prefixes(reads.keys)
-        for key, row in zip(reads.keys, self._engine.ceilings(DATA, prefixes), strict=True):
-            if row is not None and (version := decode_version(row[0])) > reads.since:
+        self._require_not_declared(VERSION_MAX, "")
+        prefixes = encode_prefixes(keys)
+        if len(prefixes) == 1:
+            rows = [self._engine.ceiling(DATA, prefixes[0], prefixes[0])]
+        else:
+            rows = self._engine.ceilings(DATA, prefixes)
+        for key, row in zip(keys, rows, strict=True):
+            if row is not None and (version := decode_version(row[0])) > since:
                 raise self._conflict(key, version)
+        if reads.ranges:
+            self._require_ranges_unchanged()
+
+    def _require_ranges_unchanged(self) -> None:
         for partition, ranges in self._ranges_by_partition().items():
             for version, key in self._logged(partition):
                 if any(keys.contains(key) for keys in ranges):
@@ -73,55 +89,67 @@ class Validation:
         The clock has passed it, and commits at or below it can be read.  What the transaction itself has
         prepared is no conflict.
         """
-        self._require_known()
+        self._require_known(self._committer.now())
         self._require_not_prepared(at, transaction)
-        for key, prefix in zip(self._reads.keys, encode_prefixes(self._reads.keys), strict=True):
+        self._require_not_declared(at, transaction)
+        for key, prefix in zip(self.reads.keys, encode_prefixes(self.reads.keys), strict=True):
             found = find_stored(self._engine, prefix, at)
-            if found is not None and found[0] > self._reads.since:
+            if found is not None and found[0] > self.reads.since:
                 raise self._conflict(key, found[0])
         self._scan_ranges(at)
 
     def _scan_ranges(self, until: Version) -> None:
-        for keys in self._reads.ranges:
-            for page in scan_versions(self._engine, keys, self._reads.since, until):
+        for keys in self.reads.ranges:
+            for page in scan_versions(self._engine, keys, self.reads.since, until):
                 for version, key, _ in page.rows:
                     raise self._conflict(key, version)
 
-    def _require_known(self) -> None:
+    def _require_known(self, now: Version) -> None:
         """Refuse a version so old that changes above it may have been forgotten."""
-        since, now = self._reads.since, self._committer.now()
-        age_ms = physical_ms(now) - physical_ms(since)
-        if age_ms > TRANSACTION_AGE_MS_MAX:
+        since = self.reads.since
+        if now - since > _AGE_MAX:
+            age_ms = physical_ms(now) - physical_ms(since)
             raise TransactionTooOld(
                 f"the transaction has read at version {since}, {age_ms:,} ms ago, and may commit for "
                 f"{TRANSACTION_AGE_MS_MAX:,} ms; begin it again, and let it do less",
                 version=since,
             )
-        read = (*self._reads.keys, *(keys.start for keys in self._reads.ranges))
-        for namespace in namespaces_of(read):
-            if since < self._collected.get(namespace, 0):
+        for read in (*self.reads.keys, *(keys.start for keys in self.reads.ranges)):
+            if since < self._collected.get(read[:NAMESPACE_BYTES], 0):
                 raise Conflict(
                     f"garbage collection has passed version {since}, at which the transaction has read; "
                     "begin it again",
                     version=since,
+                )
+            if (version := swapped_at(self._engine, read[:NAMESPACE_BYTES])) > since:
+                raise Conflict(
+                    f"a data set was published at version {version}, in the place of what the transaction "
+                    f"had read at {since}; begin the transaction again, as run_transaction does",
+                    namespace=int.from_bytes(read[:NAMESPACE_BYTES], "big"),
+                    version=version,
                 )
 
     def _require_not_prepared(self, until: Version, transaction: str) -> None:
         prepared = self._committer.prepared
         if prepared.floor is None:
             return
-        writes = prepared.on(self._reads.keys)
-        for keys in self._reads.ranges:
+        writes = prepared.on(self.reads.keys)
+        for keys in self.reads.ranges:
             writes += prepared.within(keys, until)
         for write in writes:
             if write.version <= until and write.transaction != transaction:
                 raise self._conflict(write.keys[0], write.version)
 
+    def _require_not_declared(self, until: Version, transaction: str) -> None:
+        found = self._committer.conflicts.find(self.reads, until, transaction)
+        if found is not None:
+            raise self._conflict(*found)
+
     def _ranges_by_partition(self) -> dict[DecidingPartition, list[KeyRange]]:
         """The ranges that were read, by the partitions that have them; PartitionMoved if one is elsewhere."""
         serving = self._serving()
         found: dict[DecidingPartition, list[KeyRange]] = {}
-        for keys in self._reads.ranges:
+        for keys in self.reads.ranges:
             for partition in serving.overlapping(keys):
                 route(serving, partition.range.start)
                 found.setdefault(partition, []).append(keys)
@@ -140,7 +168,7 @@ class Validation:
             start = after(page[-1][0])
 
     def _conflict(self, key: bytes, version: Version) -> Conflict:
-        return conflict_on(key, version, self._reads.since)
+        return conflict_on(key, version, self.reads.since)
 
 
 def conflict_on(key: bytes, version: Version, since: Version) -> Conflict:

@@ -450,6 +450,8 @@ def _advance(
     if part.begin > row.through or incarnation != row.incarnation:
         # What lies in between was never to be read, nor were its heartbeats.
         account.doubt(Doubt.FIRST)
+        # The first heartbeat may end before the place where reading begins, and so may the next interval.
+        account.add(part.begin, Tally())
     verdicts += applied.enter(account)
     wrong = [verdict for verdict in verdicts if isinstance(verdict, Finding)]
     for finding in wrong:

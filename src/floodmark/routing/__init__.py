@@ -1,6 +1,7 @@
 """From keys to the partitions that serve them, in this process or behind a server."""
 
 from floodmark.routing.batches import BatchWriter
+from floodmark.routing.calls import CallPool
 from floodmark.routing.router import Router, partly_done
 
-__all__ = ["BatchWriter", "Router", "partly_done"]
+__all__ = ["BatchWriter", "CallPool", "Router", "partly_done"]

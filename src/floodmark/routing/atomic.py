@@ -32,22 +32,24 @@ class FirstRound:
 
     def __init__(self, router: Router, keys: Sequence[bytes]) -> None:
         self.records: dict[bytes, AtomicRecord] = {}
-        self._resolved: dict[bytes, Version] = {}
+        self._resolved: list[tuple[Version, Sequence[bytes]]] = []
         self._siblings: dict[Version, set[bytes]] = {}
         self._keys = keys
         router.each(keys, self._read, together=True)
 
     def _read(self, partition: Partition, keys: Sequence[bytes]) -> None:
-        left = list(keys)
-        while left:
-            asked = set(left)
-            request = [*left, *(key for key in self._keys if key not in asked)]
-            answer = partition.read_batches(left, request[len(left) :])
-            read, left = left[: len(answer.records)], left[len(answer.records) :]
+        while keys:
+            asked = set(keys)
+            others = [key for key in self._keys if key not in asked]
+            answer = partition.read_batches(keys, others)
+            read, left = keys[: len(answer.records)], keys[len(answer.records) :]
             self.records.update(zip(read, answer.records, strict=True))
-            self._resolved.update(dict.fromkeys(read, answer.resolved))
-            for version, places in answer.siblings.items():
-                self._siblings.setdefault(version, set()).update(request[place] for place in places)
+            self._resolved.append((answer.resolved, read))
+            if answer.siblings:
+                request = [*keys, *others]
+                for version, places in answer.siblings.items():
+                    self._siblings.setdefault(version, set()).update([request[place] for place in places])
+            keys = left
 
     @property
     def seen(self) -> Version:
@@ -56,17 +58,23 @@ class FirstRound:
 
     def missed(self) -> dict[bytes, Version] | None:
         """The version at which to read each key that lacks a batch's value; None if only a snapshot helps."""
-        covered = min(self._resolved.values())
+        covered = min(self._resolved)[0]
+        open_records = [
+            record
+            for record in self.records.values()
+            if record.version > covered and (record.batched or record.merged)
+        ]
+        if not open_records:
+            return {}
+        resolved = {key: version for version, keys in self._resolved for key in keys}
         needed: dict[bytes, AtomicRecord] = {}
-        for record in self.records.values():
+        for record in open_records:
             version = record.version
-            if version <= covered or not (record.batched or record.merged):
-                continue
             siblings = self._siblings.get(version)
             if siblings is None or record.merged:
                 return None
             for key in siblings:
-                if self._resolved[key] >= version:
+                if resolved[key] >= version:
                     continue
                 if self.records[key].merged:
                     return None

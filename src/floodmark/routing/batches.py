@@ -12,7 +12,6 @@ is `tests/partition/test_batches_model.py`.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence, Set
-from concurrent.futures import Executor
 from functools import partial
 from itertools import groupby, islice
 from typing import Final, Protocol, TypeAlias, TypeVar
@@ -30,11 +29,12 @@ from floodmark.model.partition import Decision, Fate, LinkGuard, Partition, Part
 from floodmark.model.version import Version
 from floodmark.partition import Node
 from floodmark.partition.node import ended_batches, forget_batches
+from floodmark.routing.calls import CallPool
 
 # What has become of a batch is kept for so long, since repeated prepares may come late, and clocks differ.
 FORGET_MS: Final = 2 * BATCH_AGE_MS_MAX
 # How many are forgotten at once.
-FORGET_MAX: Final = 2_000
+FORGET_MAX: Final = 5_000
 
 _log = logging.getLogger("floodmark.site")
 
@@ -88,31 +88,33 @@ def _find_open(parts: Set[tuple[bytes, str]], maps: PartitionMaps, call: CallPar
 class BatchWriter:
     """Writes batches over several nodes.  Safe to use from many threads.
 
-    `mint` makes their ids.  An `executor` calls their partitions at once; without it they are called in turn.
+    `mint` makes their ids.  `calls` makes the calls of their partitions.
     """
 
-    def __init__(self, mint: Callable[[], str], executor: Executor | None = None) -> None:
+    def __init__(self, mint: Callable[[], str], calls: CallPool | None = None) -> None:
         self._mint = mint
-        self._executor = executor
+        self.calls = calls or CallPool()
 
     def write(
         self,
         call: CallPartition,
         groups: Sequence[tuple[Partition, Rows]],
         link: LinkGuard | None = None,
+        batch: str = "",
     ) -> Version:
         """Write the rows of several partitions as one batch; its version.  Copies may have a `link`'s guard.
 
+        The id of a `batch` that a client has given is used for this attempt only.
         Raises PartitionMoved, if another attempt may succeed, or Terminal: then nothing was written.  Raises
         OutcomeUnknown if a partition gives no answer in time.
         """
-        batch, siblings = self._mint(), [min(rows) for _, rows in groups]
+        batch, siblings = batch or self._mint(), [min(rows) for _, rows in groups]
         members = [key for _, rows in groups for key in rows]
         prepares = [
             partial(partition.prepare, batch, list(rows), list(rows.values()), siblings, members, link)
             for partition, rows in groups
         ]
-        answers = self._each(prepares)
+        answers = self.calls.each(prepares)
         failures = [answer for answer in answers if isinstance(answer, FloodmarkError)]
         if not failures:
             version = max(answer for answer in answers if isinstance(answer, int))
@@ -120,12 +122,12 @@ class BatchWriter:
             version = _version_after(failures[0], call, batch, siblings)
             if not version:
                 # One that is not reached aborts it by itself.
-                self._each(
+                self.calls.each(
                     [partial(partition.abort_prepared, batch, min(rows)) for partition, rows in groups]
                 )
                 raise _nothing_written(failures)
         commits = [partial(call, key, partial(_commit, batch, version)) for key in siblings]
-        for answer in self._each(commits):
+        for answer in self.calls.each(commits):
             if isinstance(answer, FloodmarkError):
                 raise OutcomeUnknown(
                     f"the atomic batch {batch} is committed at version {version}, and a partition has not "
@@ -134,11 +136,6 @@ class BatchWriter:
                     version=version,
                 ) from answer
         return version
-
-    def _each(self, calls: Sequence[Callable[[], Result]]) -> list[Result | FloodmarkError]:
-        """What each call returns or raises; this thread makes the first."""
-        others = (map if self._executor is None else self._executor.map)(_attempt, calls[1:])
-        return [_attempt(calls[0]), *others]
 
 
 def _version_after(
@@ -167,13 +164,6 @@ def _nothing_written(failures: Sequence[FloodmarkError]) -> FloodmarkError:
     return PartitionMoved(
         f"an atomic batch could not be prepared everywhere, and nothing was written ({failure}); try again"
     )
-
-
-def _attempt(call: Callable[[], Result]) -> Result | FloodmarkError:
-    try:
-        return call()
-    except FloodmarkError as error:
-        return error
 
 
 def _ask(batch: str, key: bytes, partition: Partition) -> Fate:

@@ -16,9 +16,12 @@ from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.codec.stamps import find_origins, stamp_version
 from floodmark.codec.values import IN_BATCH
 from floodmark.columns.pairs import Pairs
+from floodmark.model.batch import name_commit
 from floodmark.model.errors import (
     CommitTooLarge,
+    CommitUnknown,
     FloodmarkError,
+    OutcomeUnknown,
     PartitionMoved,
     PartlyDone,
     Retryable,
@@ -27,8 +30,9 @@ from floodmark.model.partition import Content, LinkGuard, Partition, PartitionMa
 from floodmark.model.ranges import KeyRange, after
 from floodmark.model.record import Versioned
 from floodmark.model.version import Version
-from floodmark.partition.commit.entering import Entrance, WriteKind
+from floodmark.partition.commit.entering import Entrance, WriteKind, ends_of
 from floodmark.routing.batches import BatchWriter
+from floodmark.routing.calls import CallPool
 
 # A key may change hands this often under one call; more means that something is wrong.
 ROUTES_MAX: Final = 100
@@ -99,10 +103,15 @@ class Router:
         *,
         moves: MakeMoves | None = None,
         batches: BatchWriter | None = None,
+        mint: Callable[[], str] | None = None,
     ) -> None:
         self.maps = maps
+        # Makes the ids of commits whose answers may get lost.
+        self._mint = mint
         # Writes batches over several nodes; without it, the node that owns the first key does.
         self._batches = batches
+        # Makes calls of several nodes at once, if this process is a node of several.
+        self.calls = CallPool() if batches is None else batches.calls
         # What the partitions of this process ask before they store anything.
         self._entrance = entrance
         self._moves: MakeMoves = moves or partial(MapMoves, maps)
@@ -123,9 +132,9 @@ class Router:
         """The value of a qualified key."""
         return self.call(key, lambda partition: partition.get(key, at))
 
-    def find(self, key: bytes, at: Version | None) -> Versioned | None:
-        """The record of a qualified key."""
-        return self.call(key, lambda partition: partition.find(key, at))
+    def find(self, key: bytes, at: Version | None, end: bytes | None = None) -> Versioned | None:
+        """The record of a qualified key; with `end`, of the first one before it, if one look-up finds it."""
+        return self.call(key, lambda partition: partition.find(key, at, end))
 
     def compare_and_set(self, key: bytes, expected: bytes | None, stored: bytes, *, durable: bool) -> bool:
         """Write a qualified key if its present value is `expected`; whether it was."""
@@ -179,53 +188,85 @@ class Router:
             default=0,
         )
 
-    def write_batch(self, rows: Rows, *, durable: bool) -> Version:
+    def write_batch(self, rows: Rows, *, durable: bool, transaction: str = "") -> Version:
         """Commit values and unstamped states of any namespaces as one atomic batch; its version.
 
-        A batch that does not fit into one commit is refused.  Over several nodes it is always durable.
+        A batch that does not fit into one commit is refused.  Over several nodes it is always durable.  With
+        the id of a `transaction` it is tried once: a caller that gets PartitionMoved takes another id.
         """
+        if not transaction:
+            return self.call(min(rows), lambda partition: self._write_batch(partition, rows, durable, ""))
+        try:
+            return self._write_batch(self.maps.map.route(min(rows)), rows, durable, transaction)
+        except PartitionMoved:
+            self.maps.refresh()
+            raise
 
-        def write(partition: Partition) -> Version:
-            if not _fits(rows, partition):
-                raise _too_large(rows, partition)
-            if self._batches is not None and len(self._groups(rows, together=True)) > 1:
-                if self._entrance is not None:
-                    self._entrance.check(*_columns(rows), WriteKind.WRITE)
-                return self._write_spanning(rows, None, partition)
-            return partition.write(*_columns(rows), durable=durable, batch=True)
-
-        return self.call(min(rows), write)
+    def _write_batch(self, partition: Partition, rows: Rows, durable: bool, transaction: str) -> Version:
+        if not _fits(rows, partition):
+            raise _too_large(rows, partition)
+        if self._batches is not None and len(self._groups(rows, together=True)) > 1:
+            if self._entrance is not None:
+                self._entrance.check(*_columns(rows), WriteKind.WRITE)
+            return self._write_spanning(rows, None, partition, transaction)
+        return partition.write(*_columns(rows), durable=durable, batch=True, transaction=transaction)
 
     def write_together(self, rows: Rows, reads: ReadSet | None, *, durable: bool) -> Version | None:
         """Commit values and unstamped states if nothing of `reads` has changed, in one round of a node.
 
         The version; Conflict if something has changed, None if the keys lie at several nodes.  Writes without
-        reads are an atomic batch.
+        reads are an atomic batch.  Raises CommitUnknown if the answer of another process is lost: each
+        attempt has an id of its own, since one that was refused is never committed.
         """
-        if reads is None:
-            return self.write_batch(rows, durable=durable)
+        first = min(rows)
 
         def write(partition: Partition) -> Version | None:
-            if len(self._groups(rows, together=True)) > 1 or not _is_at(
-                self.maps.map, partition.place, reads
-            ):
-                return None
-            if not _fits(rows, partition):
-                raise _too_large(rows, partition)
-            return partition.write(*_columns(rows), durable=durable, batch=len(rows) > 1, reads=reads)
+            known, is_spread = self.maps.map, False
+            if len(known.partitions) > 1:
+                is_spread = len(self._groups(rows, together=True)) > 1
+                if reads is not None and (is_spread or not _is_at(known, partition.place, reads)):
+                    return None
+            transaction = self._mint() if self._mint is not None and (partition.place or is_spread) else ""
+            try:
+                if reads is None and len(rows) > 1:
+                    return self._write_batch(partition, rows, durable, transaction)
+                if len(rows) > 1 and not _fits(rows, partition):
+                    raise _too_large(rows, partition)
+                return partition.write(
+                    list(rows),
+                    list(rows.values()),
+                    durable=durable,
+                    batch=len(rows) > 1,
+                    reads=reads,
+                    transaction=transaction,
+                )
+            except OutcomeUnknown as error:
+                if not transaction:
+                    raise
+                raise _commit_unknown(name_commit(transaction, first), error) from error
 
-        return self.call(min(rows), write)
+        return self.call(first, write)
 
     def validate(self, transaction: str, reads: ReadSet, at: Version) -> None:
         """Raise Conflict if anything of `reads` was written up to a version, or is about to be."""
-        self.each(
-            reads.keys,
-            lambda partition, keys: partition.validate(transaction, ReadSet(reads.since, keys), at),
+
+        def validate_keys(partition: Partition, keys: Sequence[bytes]) -> None:
+            partition.validate(transaction, ReadSet(reads.since, keys), at)
+
+        def validate_part(partition: Partition, within: KeyRange) -> None:
+            partition.validate(transaction, ReadSet(reads.since, (), (within,)), at)
+
+        def validate_range(keys: KeyRange) -> None:
+            each_part(self, keys, validate_part)
+
+        keys = sorted(reads.keys)
+        groups = [keys[place] for _, place in self.maps.map.group(keys)]
+        self.calls.all(
+            [
+                *(partial(self.each, group, validate_keys) for group in groups),
+                *(partial(validate_range, keys) for keys in reads.ranges),
+            ]
         )
-        for keys in reads.ranges:
-            left: KeyRange | None = keys
-            while left is not None:
-                left = self.call(left.start, partial(_validate_range, transaction, reads.since, left, at))
 
     def apply(self, rows: Rows, *, durable: bool, link: LinkGuard | None = None) -> Version:
         """`put` for values that carry their origin: each is stored where its stamp wins, if it is admitted.
@@ -255,9 +296,11 @@ class Router:
         taken = {key for batch in spanning for key in batch}
         return {key: value for key, value in rows.items() if key not in taken}, list(spanning)
 
-    def _write_spanning(self, rows: Rows, link: LinkGuard | None, _: Partition) -> Version:
+    def _write_spanning(
+        self, rows: Rows, link: LinkGuard | None, _: Partition, transaction: str = ""
+    ) -> Version:
         assert self._batches is not None
-        return self._batches.write(self.call, self._groups(rows), link)
+        return self._batches.write(self.call, self._groups(rows), link, transaction)
 
     def load(self, rows: Rows, *, durable: bool) -> Version:
         """`apply` without a trace in the change log."""
@@ -273,13 +316,11 @@ class Router:
 
     def put_unchanged(self, rows: Rows, since: Version, *, durable: bool) -> int:
         """`put` of those qualified keys whose newest stamp is not above `since`; how many."""
-        return sum(
-            self._commit_groups(
-                rows,
-                WriteKind.WRITE,
-                lambda partition, keys, values: partition.put_unchanged(keys, values, since, durable=durable),
-            )
-        )
+
+        def put(partition: Partition, keys: Sequence[bytes], values: Sequence[bytes]) -> int:
+            return partition.put_unchanged(keys, values, since, durable=durable)
+
+        return sum(self._commit_groups(rows, WriteKind.WRITE, put, together=put))
 
     def _commit_groups(
         self,
@@ -305,8 +346,9 @@ class Router:
                 raise _too_large(group, partition)
 
         def commit_group(partition: Partition, group: Rows) -> None:
-            is_one = together is None or partition.range.contains(max(group))
-            answers.append((commit if is_one or together is None else together)(partition, *_columns(group)))
+            keys, values = _columns(group)
+            is_one = together is None or partition.range.contains(ends_of(keys)[1])
+            answers.append((commit if is_one or together is None else together)(partition, keys, values))
 
         self._each_group(groups, commit_group, rank=rank, together=together is not None)
         return answers
@@ -352,7 +394,7 @@ class Router:
         left: KeyRange | None = keys
         moves = self._moves(stream=True)
         while left is not None and limit != 0:
-            partition = self._first_partition(left, reverse=reverse)
+            partition = _first_partition(self.maps.map, left, reverse=reverse)
             within = partition.range.intersect(left)
             if within is None:
                 return
@@ -403,12 +445,6 @@ class Router:
                     moves.renew()
                 moves.follow(error, partition)
             left = _behind(left, within if finished else None, last, reverse=False)
-
-    def _first_partition(self, keys: KeyRange, *, reverse: bool) -> Partition:
-        if not reverse:
-            return self.maps.map.route(keys.start)
-        overlapping = self.maps.map.overlapping(keys)
-        return overlapping[-1] if overlapping else self.maps.map.route(keys.start)
 
     def _each_group(
         self,
@@ -477,22 +513,40 @@ def _write_together(
     return partition.write(keys, values, durable=durable)
 
 
+def _commit_unknown(transaction: str, error: OutcomeUnknown) -> CommitUnknown:
+    return CommitUnknown(
+        f"no answer came to the commit of a transaction ({error}); site.transaction_outcome({transaction!r}) "
+        "finds out what became of it, or transaction.commit() once more",
+        transaction=transaction,
+    )
+
+
+def _first_partition(known: PartitionMap[Partition], keys: KeyRange, *, reverse: bool) -> Partition:
+    """The partition at which a scan of a range begins."""
+    overlapping = known.overlapping(keys) if reverse else []
+    return overlapping[-1] if overlapping else known.route(keys.start)
+
+
 def _is_at(known: PartitionMap[Partition], place: str, reads: ReadSet) -> bool:
-    """Whether one place has all that was read."""
+    """Whether one place has all that was read, or declared as written."""
     read = [known.route(key) for key in reads.keys]
-    for keys in reads.ranges:
+    for keys in (*reads.ranges, *reads.writes):
         read += known.overlapping(keys)
     return all(partition.place == place for partition in read)
 
 
-def _validate_range(
-    transaction: str, since: Version, keys: KeyRange, at: Version, partition: Partition
-) -> KeyRange | None:
-    """Validate what a partition has of a range, from its start on; the rest, None if there is none."""
-    within = partition.range.intersect(keys)
-    assert within is not None
-    partition.validate(transaction, ReadSet(since, (), (within,)), at)
-    return None if within.end in (None, keys.end) else KeyRange(within.end or b"", keys.end)
+def each_part(router: Router, keys: KeyRange, work: Callable[[Partition, KeyRange], object]) -> None:
+    """Do work that may be repeated with what each partition has of a range."""
+
+    def take(keys: KeyRange, partition: Partition) -> KeyRange | None:
+        within = partition.range.intersect(keys)
+        assert within is not None
+        work(partition, within)
+        return None if within.end in (None, keys.end) else KeyRange(within.end or b"", keys.end)
+
+    left: KeyRange | None = keys
+    while left is not None:
+        left = router.call(left.start, partial(take, left))
 
 
 def _ranked(

@@ -1,15 +1,18 @@
 """What a server counts of its requests: outcomes, durations, bytes and streams."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 from prometheus_client import Counter, Gauge, Histogram, Metric
 from prometheus_client.samples import Sample
 
-from floodmark.model.errors import FloodmarkError, NotAllowed, OutcomeUnknown, Retryable
+from floodmark.clock import TimeSource, system_time_ms
+from floodmark.model.errors import Conflict, FloodmarkError, NotAllowed, OutcomeUnknown, Retryable
+from floodmark.model.partition import ReadSet
+from floodmark.model.version import physical_ms
 
 BUCKETS_SECONDS: Final = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
@@ -18,7 +21,7 @@ OUTCOMES: Final = ("done", "retryable", "unknown", "not_allowed", "refused", "bu
 OTHER: Final = "other"
 # The groups by which durations are measured.  Actions of ports, `feeds.create`, go by their port.
 _GROUPS: Final = {
-    **dict.fromkeys(("find", "get", "get_many"), "read"),
+    **dict.fromkeys(("find", "get", "get_fresh", "get_many"), "read"),
     **dict.fromkeys(("apply", "compare_and_set", "delete_unchanged", "load", "merge", "put"), "write"),
     **dict.fromkeys(("put_unchanged", "repair"), "write"),
     **dict.fromkeys(("abort_prepared", "commit_prepared", "prepare", "settle"), "transactions"),
@@ -112,7 +115,7 @@ class ServerMetrics:
     >>> metrics.request("an unknown action", 0.001, "refused")
     """
 
-    def __init__(self, actions: Iterable[str]) -> None:
+    def __init__(self, actions: Iterable[str], time_ms: TimeSource = system_time_ms) -> None:
         self._requests = Counter(
             "floodmark_requests", "Requests that have ended.", ("action", "outcome"), registry=None
         )
@@ -131,6 +134,39 @@ class ServerMetrics:
             "Clients that went away during a request, or were cut.",
             registry=None,
         )
+        self._delayed = Counter(
+            "floodmark_delayed_read_versions",
+            "Calls for a read version that were delayed or refused because many writes were on their way.",
+            ("outcome",),
+            registry=None,
+        )
+        for outcome in ("delayed", "refused"):
+            self._delayed.labels(outcome)
+        self._queued = Gauge("floodmark_queued_writes", "Writes that are on their way.", registry=None)
+        self._transactions = Counter(
+            "floodmark_transaction_commits",
+            "Commits of transactions that had read something: committed, or refused by a conflict.",
+            ("outcome",),
+            registry=None,
+        )
+        self._committed, self._conflicts = map(self._transactions.labels, ("committed", "conflict"))
+        self._transaction_ages = Histogram(
+            "floodmark_transaction_age_seconds",
+            "How old the versions were at which transactions had read, when they committed or conflicted.",
+            registry=None,
+            buckets=BUCKETS_SECONDS,
+        )
+        self._retries = Counter(
+            "floodmark_transaction_retries",
+            "Commits and conflicts of transactions that `run_transaction` had begun again.",
+            registry=None,
+        )
+        self._saved = Counter(
+            "floodmark_saved_read_versions",
+            "Commits and conflicts of transactions that had read at a cached version, without a call for it.",
+            registry=None,
+        )
+        self._time_ms = time_ms
         self._tallies: dict[str, RequestTally] = {}
         names = (*sorted(actions), OTHER)
         self._actions = {action: self._seconds.labels(group_of(action)) for action in names}
@@ -171,10 +207,52 @@ class ServerMetrics:
         """Count a client that went away before its request had ended."""
         self._cut.inc()
 
+    def transaction_commits(self) -> dict[str, int]:
+        """Commits of transactions that had read something: "committed", "conflict", and those "retried"."""
+        families = [*self._transactions.collect(), *self._retries.collect()]
+        totals = [each for family in families for each in family.samples if each.name.endswith("_total")]
+        return {each.labels.get("outcome", "retried"): int(each.value) for each in totals}
+
+    def counting_transactions(self, handle: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        """A handler of requests with `reads` that counts those which are transactions."""
+
+        def counted(caller: Any, request: Any) -> Any:
+            if request.reads is None:
+                return handle(caller, request)
+            try:
+                reply = handle(caller, request)
+            except Conflict as conflict:
+                self.transaction(request.reads, conflict)
+                raise
+            self.transaction(request.reads, None)
+            return reply
+
+        return counted
+
+    def transaction(self, reads: ReadSet, error: FloodmarkError | None) -> None:
+        """Count a commit of a transaction that had read something, if it has ended by this error or none."""
+        if error is None or isinstance(error, Conflict):
+            (self._committed if error is None else self._conflicts).inc()
+            self._transaction_ages.observe(max(0, self._time_ms() - physical_ms(reads.since)) / 1_000)
+            if reads.attempt > 1:
+                self._retries.inc()
+            if reads.is_cached:
+                self._saved.inc()
+
+    def read_version(self, outcome: str) -> None:
+        """Count a call for a read version that was "delayed" or "refused"."""
+        self._delayed.labels(outcome).inc()
+
+    def show_queue(self, queued: Callable[[], float]) -> None:
+        """Let the page say how many writes are on their way."""
+        self._queued.set_function(queued)
+
     def families(self, site: str) -> Iterator[Metric]:
         """The metrics as they are now, labelled with the site."""
         for metric in (
             self._requests, self._seconds, self._streams, self._received, self._sent, self._cut,
+            self._delayed, self._queued, self._transactions, self._transaction_ages, self._retries,
+            self._saved,
         ):  # fmt: skip
             for family in metric.collect():
                 tallied = [

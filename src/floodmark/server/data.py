@@ -5,6 +5,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from floodmark.host.ports import Host
+from floodmark.model.batch import require_batch
 from floodmark.model.errors import LimitExceeded
 from floodmark.model.limits import (
     ATOMIC_READ_KEYS_MAX,
@@ -46,6 +47,7 @@ from floodmark.wire.messages import (
 # The calls of a partition that need nothing but their checks.
 POINT_CALLS: Final = (
     messages.GET,
+    messages.GET_FRESH,
     messages.FIND,
     messages.READ_BATCHES,
     messages.PUT,
@@ -58,15 +60,25 @@ POINT_CALLS: Final = (
     COMPARE_AND_SET,
 )
 # Those whose keys may lie in any partitions of the node.
-NODE_WIDE: Final = (messages.WRITE, messages.APPLY, messages.DELETE_UNCHANGED, messages.READ_BATCHES)
+NODE_WIDE: Final = (
+    messages.WRITE,
+    messages.APPLY,
+    messages.PUT_UNCHANGED,
+    messages.DELETE_UNCHANGED,
+    messages.READ_BATCHES,
+)
+# Their arguments that are named.
+OPTIONS: Final = ("durable", "link", "batch", "reads", "transaction")
 # The steps that other nodes take at a partition.
 STEPS: Final = (
     messages.PREPARE,
+    messages.PREPARE_BATCH,
     messages.COMMIT_PREPARED,
     messages.ABORT_PREPARED,
     messages.ASK_PREPARED,
     messages.ENDED_PREPARED,
     messages.VALIDATE,
+    messages.RESERVE,
     messages.SETTLE,
     messages.REPAIR,
 )
@@ -84,11 +96,14 @@ class Handler:
         method: Method[Any],
         handle: Callable[[Caller, Any], Any],
         enter: Callable[[Caller, Any], Partition] | None = None,
+        read: Callable[[Partition, Any], Any] | None = None,
     ) -> None:
         self.method = method
-        # What is done with a request; and of one partition's, the partition, after all checks.
+        # What is done with a request; and of one partition's, the partition, after all checks, and what is
+        # read there afterwards.
         self.handle = handle
         self.enter = enter
+        self.read = read
         self._bytes_max = WRITE_BYTES_MAX if method.action.large else REQUEST_BYTES_MAX
         if method is COMPARE_AND_SET:
             # Two values, and no more.
@@ -150,7 +165,7 @@ class DataPlane:
             Handler(RELEASE, self._release),
             Handler(GET_MANY, self._get_many),
             *(Handler(method, *self._point_call(method)) for method in POINT_CALLS),
-            *(Handler(method, self._step(method)) for method in STEPS),
+            *(Handler(method, *self._step(method)) for method in STEPS),
         ]
 
     # A caller with a right to some keys may know where they are.
@@ -192,16 +207,20 @@ class DataPlane:
 
     def _point_call(
         self, method: Method[Any]
-    ) -> tuple[Callable[[Caller, Any], Any], Callable[[Caller, Any], Partition]]:
-        """What answers a call, and the part of it that checks."""
+    ) -> tuple[
+        Callable[[Caller, Any], Any],
+        Callable[[Caller, Any], Partition],
+        Callable[[Partition, Any], Any] | None,
+    ]:
+        """What answers a call, the part of it that checks, and for a read the other part."""
         fields = method.request.__struct_fields__
-        is_read, has_since, has_reads = "durable" not in fields, "since" in fields, "reads" in fields
+        has_at, has_since, has_reads = "at" in fields, "since" in fields, "reads" in fields
         name, has_one_key, names_others = method.call, "key" in fields, "among" in fields
-        named = tuple(field for field in fields if field in ("durable", "link", "batch", "reads"))
+        named = tuple(field for field in fields if field in OPTIONS)
         arguments = attrgetter(*(field for field in fields if field not in ("partition", *named)))
 
         def enter(caller: Caller, request: Any) -> Partition:
-            if is_read:
+            if has_at:
                 check_version(request.at)
             keys = (request.key,) if has_one_key else request.keys
             if names_others:
@@ -213,8 +232,11 @@ class DataPlane:
                 self._guard.check_reads(caller, request.reads)
             return partition
 
+        def read_at(partition: Partition, request: Any) -> Any:
+            return getattr(partition, name)(*arguments(request))
+
         def read(caller: Caller, request: Any) -> Any:
-            return getattr(enter(caller, request), name)(*arguments(request))
+            return read_at(enter(caller, request), request)
 
         def write(caller: Caller, request: Any) -> Any:
             options = {field: getattr(request, field) for field in named}
@@ -223,7 +245,9 @@ class DataPlane:
                 # Its keys may belong to several nodes, and nodes alone take the steps of such a batch.
                 require_paired(request.keys, request.values)
                 rows = dict(zip(request.keys, request.values, strict=True))
-                return self._host.router.write_batch(rows, durable=request.durable)
+                return self._host.router.write_batch(
+                    rows, durable=request.durable, transaction=request.transaction
+                )
             return getattr(partition, name)(*arguments(request), **options)
 
         def write_audited(caller: Caller, request: Any) -> Any:
@@ -231,22 +255,36 @@ class DataPlane:
             with auditing(caller, method.name, method.action, said):
                 return write(caller, request)
 
-        return (read if is_read else write_audited if method.action.audited else write), enter
+        if "durable" not in fields:
+            return read, enter, read_at
+        return (write_audited if method.action.audited else write), enter, None
 
-    def _step(self, method: Method[Any]) -> Callable[[Caller, Any], Any]:
+    def _step(
+        self, method: Method[Any]
+    ) -> tuple[Callable[[Caller, Any], Any], Callable[[Caller, Any], Partition]]:
+        """What takes a step, and the part of it that checks."""
         fields = method.request.__struct_fields__[1:]
         arguments, has_keys = attrgetter(*fields), "keys" in fields
 
-        def take(caller: Caller, request: Any) -> Any:
-            caller.require_node()
+        def enter(caller: Caller, request: Any) -> Partition:
+            if caller.is_node or method is not messages.ASK_PREPARED:
+                caller.require_node()
+            else:
+                # A client asks for its own commit.
+                require_batch(request.transaction)
+                check_keys((request.key,))
+                self._guard.require_keys(caller, method.action.role, (request.key,))
             partition = self._guard.partition(request.partition)
             if has_keys:
                 check_keys(request.keys)
                 check_inside(partition, request.keys)
-            values = arguments(request)
-            return getattr(partition, method.call)(*(values if len(fields) > 1 else (values,)))
+            return partition
 
-        return take
+        def take(caller: Caller, request: Any) -> Any:
+            values = arguments(request)
+            return getattr(enter(caller, request), method.call)(*(values if len(fields) > 1 else (values,)))
+
+        return take, enter
 
     def _get_many(self, caller: Caller, request: Any) -> list[bytes | None]:
         if len(request.keys) > GET_MANY_KEYS_MAX:

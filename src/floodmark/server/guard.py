@@ -24,6 +24,7 @@ from floodmark.model.partition import Partition, PartitionMap, ReadSet
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import VERSION_MAX, Version
 from floodmark.partition.commit.entering import QUALIFIED_BYTES_MAX, check_keys, namespaces_of
+from floodmark.partition.conflicts import check_write_conflicts
 from floodmark.server.access import Caller
 
 # A range may begin right behind the longest key.
@@ -55,9 +56,13 @@ class AccessGuard:
             raise LimitExceeded(f"a transaction may read {TRANSACTION_KEYS_MAX:,} keys and ranges")
         if reads.keys:
             check_keys(reads.keys)
-        for keys in reads.ranges:
+        for keys in (*reads.ranges, *reads.writes):
             check_namespace_range(keys.start[:NAMESPACE_BYTES], keys)
-        self.require_keys(caller, Role.READ, [*reads.keys, *(keys.start for keys in reads.ranges)])
+        check_write_conflicts(len(reads.writes))
+        read = [*reads.keys, *(keys.start for keys in reads.ranges)]
+        for role, named in ((Role.READ, read), (Role.WRITE, [keys.start for keys in reads.writes])):
+            if named:
+                self.require_keys(caller, role, named)
 
     def readable(self, caller: Caller) -> list[bytes]:
         """What the keys begin with of the namespaces that a caller may read."""

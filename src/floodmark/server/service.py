@@ -1,7 +1,7 @@
 """The Flight service: what comes in over the network, each request to the part that serves it."""
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import Any, Final, NoReturn
 
 import pyarrow
@@ -16,6 +16,7 @@ from floodmark.model.limits import (
     STREAMS_PER_CALLER_MAX,
 )
 from floodmark.server.access import Access
+from floodmark.server.admission import Admission
 from floodmark.server.calls import call_handlers
 from floodmark.server.counters import ServerMetrics
 from floodmark.server.data import DataPlane, Handler
@@ -29,7 +30,7 @@ from floodmark.server.streams import Streams
 from floodmark.server.visits import MIDDLEWARE, Gate, Headers, Reception, StreamPlaces
 from floodmark.server.writes import WriteService
 from floodmark.wire.errors import to_flight_error
-from floodmark.wire.messages import COMMAND, TICKET
+from floodmark.wire.messages import COMMAND, TICKET, VALIDATE
 
 SCAN: Final = "scan"
 RECORDS: Final = "records"
@@ -61,6 +62,10 @@ class Service(flight.FlightServerBase):
         handlers = [*self.data.handlers(), *call_handlers(host)]
         self.handlers: dict[str, Handler] = {handler.method.name: handler for handler in handlers}
         self.metrics = ServerMetrics([*self.handlers, SCAN, RECORDS, CHANGES, WRITE])
+        for handler in handlers:
+            if "reads" in handler.method.request.__struct_fields__ and handler.method is not VALIDATE:
+                handler.handle = self.metrics.counting_transactions(handler.handle)
+        self.admission = Admission(self.metrics)
         self.gate = Gate()
         self.watchdog = Watchdog(
             time_source,
@@ -102,7 +107,10 @@ class Service(flight.FlightServerBase):
             if handler is None:
                 raise WireMismatch(f"this server has no {action.type!r:.100}; it may be too old for it")
             self.metrics.received(action.body.size)
-            reply = handler(visit.caller, memoryview(action.body))
+            if handler.method.action.delayed:
+                self.admission.delay_read_version()
+            with self.admission.writing() if writes else nullcontext():
+                reply = handler(visit.caller, memoryview(action.body))
             self.metrics.sent(len(reply))
             # The client may be slow to take it.
             visit.activity.leave()

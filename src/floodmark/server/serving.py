@@ -7,12 +7,13 @@ the site.  A write is either finished and acknowledged or was never begun.
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from ssl import SSLContext
 from threading import Lock, Thread
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from floodmark import __version__
 from floodmark.clock import system_time_ms
 from floodmark.host.nodes import WILDCARDS
 from floodmark.host.ports import PeerCredentials
@@ -28,8 +29,9 @@ from floodmark.server.access import (
     require_safe_metrics,
 )
 from floodmark.server.certificates import first_expiry
+from floodmark.server.console.opening import WatchedSite, serve_console
 from floodmark.server.data import WRITE_BYTES_MAX
-from floodmark.server.health import HealthServer
+from floodmark.server.health import serve_health
 from floodmark.server.page import MetricsPage, feed_statistics
 from floodmark.server.relay import Relay, listen_on, make_tls
 from floodmark.server.resp.door import RespDoor
@@ -40,6 +42,10 @@ from floodmark.site.site import Site
 from floodmark.wire.address import Address
 from floodmark.wire.credentials import PathLike, read_file
 from floodmark.wire.errors import TRANSPORT_ERRORS
+
+if TYPE_CHECKING:
+    from floodmark.server.console.served import ServedConsole
+    from floodmark.server.web import WebServer
 
 CLOSE_SECONDS: Final = 30.0
 # As the address of RESP: the port after Flight's.
@@ -65,6 +71,8 @@ class ServerOptions:
     tls_client_root            who may vouch for clients; then every client needs a certificate
     access                     the access file; without it every client may do everything
     metrics_listen             where /metrics, /healthz and /readyz are served; nowhere if None
+    console_listen             where the console is served, with the TLS and the tokens of the server; nowhere
+                               if None
     insecure                   whether it may be reached from other machines without TLS and access file
     insecure_metrics           whether the pages under `metrics_listen` may be
     relay                      whether what clients send is checked before gRPC takes it in; if None, where
@@ -84,6 +92,7 @@ class ServerOptions:
     tls_client_root: PathLike | None = None
     access: PathLike | None = None
     metrics_listen: str | None = None
+    console_listen: str | None = None
     insecure: bool = False
     insecure_metrics: bool = False
     relay: bool | None = None
@@ -118,23 +127,16 @@ class Server:
     """A site that is being served.  Close it, or use it in a `with` block."""
 
     def __init__(self, site: Site, listen: Listen, options: ServerOptions) -> None:
-        tls = options.tls_certificate is not None
-        require_safe_listening(
-            listen.host, tls=tls, access=options.access is not None, insecure=options.insecure
-        )
+        _require_safe(listen, options)
         if options.metrics_listen is not None:
             shown = parse_listen(options.metrics_listen)
             require_safe_metrics(shown.host, insecure=options.insecure or options.insecure_metrics)
         access: Access = OPEN_ACCESS if options.access is None else AccessFile(options.access, system_time_ms)
         if site.host.peer_token is not None:
             access = PeerAccess(access, site.host.peer_token)
-        if options.resp_listen not in (None, NEXT_PORT):
-            require_safe_listening(
-                parse_listen(options.resp_listen).host,
-                tls=tls,
-                access=options.access is not None,
-                insecure=options.insecure,
-            )
+        for other in (options.resp_listen, options.console_listen):
+            if other not in (None, NEXT_PORT):
+                _require_safe(parse_listen(other), options)
         self._site = site
         self._lock = Lock()
         self._closed = False
@@ -142,20 +144,21 @@ class Server:
         self.service = _listen(site, listen, access, options, self._relay)
         port = self.service.port if self._relay is None else self._relay.port
         self.address = Listen(listen.host, port)
-        self.url = Address(listen.host, port, tls).url
-        self._health: HealthServer | None = None
+        self.url = Address(listen.host, port, options.tls_certificate is not None).url
+        self._health: WebServer | None = None
+        self._console: ServedConsole | None = None
         self._door: RespDoor | None = None
         try:
             site.host.advertise(options.advertise or self.url, _peer_credentials(options))
-            if options.metrics_listen is not None:
-                expiries = _read_expiries(options)
-                self._health = self._serve_health(parse_listen(options.metrics_listen), expiries)
+            self._serve_pages(options, access)
             if options.resp_listen is not None:
                 self._door = _open_door(site, access, options, self.service, self.address)
+                self.service.admission.queues.append(self._door.queued)
                 if self._door.address[0] in (listen.host, "", *WILDCARDS):
                     self.service.data.resp_port = self._door.port
         except BaseException:
             self._stop_service(CLOSE_SECONDS)
+            self._close_pages()
             raise
 
     def __enter__(self) -> "Server":
@@ -171,6 +174,11 @@ class Server:
     def metrics_address(self) -> Listen | None:
         """Where health and metrics are served."""
         return None if self._health is None else Listen(*self._health.address)
+
+    @property
+    def console_url(self) -> str | None:
+        """Where the console is served."""
+        return None if self._console is None else self._console.url
 
     @property
     def resp_address(self) -> Listen | None:
@@ -189,8 +197,7 @@ class Server:
                 self._stop_service(timeout_seconds)
             finally:
                 self._site.close()
-                if self._health is not None:
-                    self._health.close()
+                self._close_pages()
 
     def _stop_service(self, timeout_seconds: float) -> None:
         service = self.service
@@ -210,11 +217,26 @@ class Server:
         service.watchdog.close()
         service.leases.close()
 
-    # Health
+    # Pages
 
-    def _serve_health(self, listen: Listen, expiries: Mapping[str, float]) -> HealthServer:
+    def _serve_pages(self, options: ServerOptions, access: Access) -> None:
+        facts, expiries = self._site.host.facts, _read_expiries(options)
+        facts.release, facts.certificates = __version__, expiries
+        facts.transaction_commits = self.service.metrics.transaction_commits
         page = MetricsPage(self._site, self.service.metrics, expiries)
-        return HealthServer(
+        if options.metrics_listen is not None:
+            self._health = self._serve_health(parse_listen(options.metrics_listen), page)
+        if options.console_listen is not None:
+            site = WatchedSite(self._site.name, options.advertise or self.url, lambda: self._site.host)
+            self._console = open_console([site], options, access, page.render)
+
+    def _close_pages(self) -> None:
+        for pages in (self._health, self._console):
+            if pages is not None:
+                pages.close()
+
+    def _serve_health(self, listen: Listen, page: MetricsPage) -> "WebServer":
+        return serve_health(
             listen.host,
             listen.port,
             metrics=page.render,
@@ -256,6 +278,30 @@ class Server:
             return [*found, *self._site.host.status.replication().alarms, *feeds]
         except FloodmarkError as error:
             return found or [str(error)]
+
+
+def open_console(
+    sites: Sequence[WatchedSite],
+    options: ServerOptions,
+    access: Access | None = None,
+    metrics: Callable[[], bytes] | None = None,
+) -> "ServedConsole":
+    """Serve a console as the options say; their access file holds if there is no other `access`."""
+    listen = parse_listen(options.console_listen or "")
+    _require_safe(listen, options)
+    if access is None:
+        access = OPEN_ACCESS if options.access is None else AccessFile(options.access, system_time_ms)
+    return serve_console(sites, *listen, access, tls=_make_tls(options, ("http/1.1",)), metrics=metrics)
+
+
+def _require_safe(listen: Listen, options: ServerOptions) -> None:
+    """Refuse to listen beyond this machine without the protection that the options may have."""
+    require_safe_listening(
+        listen.host,
+        tls=options.tls_certificate is not None,
+        access=options.access is not None,
+        insecure=options.insecure,
+    )
 
 
 def parse_listen(listen: str) -> Listen:
@@ -314,6 +360,7 @@ def _open_door(
         access,
         service.metrics,
         service.handlers.values(),
+        service.admission,
         refused=service.refused,
         tls=tls,
         stall_seconds=options.stall_seconds,

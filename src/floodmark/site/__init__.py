@@ -1,12 +1,13 @@
 """The façade that users hold: sites and namespaces."""
 
+from floodmark.codec.objects import Codec
 from floodmark.feed import SafePoint
 from floodmark.host.catalog import NamespaceSettings
 from floodmark.host.statistics import GarbageReport, SiteStatistics
 from floodmark.site.batch import Batch
-from floodmark.site.codecs import Codec, CodedNamespace, CodedView
+from floodmark.site.codecs import CodedNamespace, CodedView
 from floodmark.site.embedding import open_engine
-from floodmark.site.namespace import Namespace, View
+from floodmark.site.namespace import CounterNamespace, Namespace, View
 from floodmark.site.site import Site
 from floodmark.site.transaction import Transaction
 from floodmark.site.writer import Writer
@@ -16,6 +17,7 @@ __all__ = [
     "Codec",
     "CodedNamespace",
     "CodedView",
+    "CounterNamespace",
     "GarbageReport",
     "Namespace",
     "NamespaceSettings",

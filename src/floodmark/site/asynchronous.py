@@ -6,32 +6,33 @@ changes, ahead of its task by a limited number of rows.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing
 from copy import copy
 from datetime import timedelta
-from functools import partial
+from functools import partial, wraps
+from inspect import signature
 from threading import Semaphore, Thread
 from types import TracebackType
-from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar, cast, overload
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeAlias, TypeVar, cast, overload
 
 from floodmark.feed import Item
+from floodmark.host.ports import Host
 from floodmark.model.change import Change, Resolved
 from floodmark.model.limits import ASYNC_THREADS_MAX, PAGE_ROWS_MAX
-from floodmark.model.record import Versioned
 from floodmark.model.version import Version
 from floodmark.routing.asynchronous import AsyncRouter
 from floodmark.site.arguments import At, Durability
 from floodmark.site.batch import Batch
 from floodmark.site.connecting import connect
-from floodmark.site.namespace import Namespace, Pairs
-from floodmark.site.policies import Fields
+from floodmark.site.namespace import CounterNamespace, Held, Namespace, to_number
 from floodmark.site.site import Site
 from floodmark.site.writer import Encoding
 
 Row = TypeVar("Row")
 Result = TypeVar("Result")
+Parameters = ParamSpec("Parameters")
 
 
 async def connect_async(url: str, **options: Any) -> "AsyncSite":
@@ -69,13 +70,14 @@ class AsyncSite:
         await asyncio.to_thread(self._site.close)
         self._threads.shutdown(wait=False)
 
-    async def namespace(self, name: str) -> "AsyncNamespace":
+    async def namespace(self, name: str) -> "AsyncNamespace[Any]":
         """The namespace of a name; NamespaceNotFound if there is none."""
         return self._wrap(await self._run(partial(self._site.namespace, name)))
 
-    async def create_namespace(self, name: str, **settings: Any) -> "AsyncNamespace":
+    async def create_namespace(self, name: str, **settings: Any) -> "AsyncNamespace[Any]":
         """Create a namespace, with the settings of `Site.create_namespace`."""
-        return self._wrap(await self._run(partial(self._site.create_namespace, name, **settings)))
+        make: Callable[..., Namespace[Any]] = self._site.create_namespace
+        return self._wrap(await self._run(partial(make, name, **settings)))
 
     @overload
     def changes(
@@ -117,25 +119,52 @@ class AsyncSite:
         listed = list(pairs)
         return dict(zip(listed, await self.read_atomic(listed), strict=True))
 
-    def _wrap(self, namespace: Namespace) -> "AsyncNamespace":
-        return AsyncNamespace(namespace, self._router, self._run)
+    async def watch(self, namespace: "AsyncNamespace[Any]", key: bytes) -> "asyncio.Future[Version]":
+        """See `Site.watch`.  The key is watched when this returns; await the future for its change."""
+        watched = await self._run(partial(self._site.watch, namespace._namespace, key))
+        return asyncio.wrap_future(watched)
+
+    def _wrap(self, namespace: Namespace[Any]) -> "AsyncNamespace[Any]":
+        kind: type[AsyncNamespace[Any]]
+        kind = AsyncCounterNamespace if isinstance(namespace, CounterNamespace) else AsyncNamespace
+        return kind(namespace, self._router, self._run)
 
     def _run(self, function: Callable[[], Result]) -> Awaitable[Result]:
         return asyncio.get_running_loop().run_in_executor(self._threads, function)
 
 
-class AsyncNamespace:
+def awaited(
+    method: "Callable[Concatenate[Namespace[Any], Parameters], Result]",
+) -> "Callable[Concatenate[AsyncNamespace[Any], Parameters], Coroutine[Any, Any, Result]]":
+    """A method of `Namespace`, awaited."""
+    name, takes_ttl = method.__name__, "ttl" in signature(method).parameters
+
+    @wraps(method)
+    async def call(own: Any, /, *args: Any, **options: Any) -> Any:
+        if takes_ttl:
+            await own._know_time(options.get("ttl"))
+        found = getattr(own._calls, name)(*args, **options)
+        # A comparison that no value can meet is answered without a call.
+        return found if isinstance(found, bool) else await found
+
+    return call
+
+
+class AsyncNamespace(Generic[Held]):
     """A namespace of an `AsyncSite`.  Arguments and results are those of `Namespace`.
 
     A task that is cancelled during a write does not know whether it happened.
     """
 
     def __init__(
-        self, namespace: Namespace, router: AsyncRouter, run: Callable[[Callable[[], Any]], Awaitable[Any]]
+        self,
+        namespace: Namespace[Any],
+        router: AsyncRouter,
+        run: Callable[[Callable[[], Any]], Awaitable[Any]],
     ) -> None:
         self._namespace = namespace
         # The same namespace, whose calls return awaitables.
-        self._calls: Any = copy(cast(Any, namespace))
+        self._calls: Any = copy(cast(Any, namespace.stored))
         self._calls._router = router
         self._run = run
 
@@ -153,24 +182,25 @@ class AsyncNamespace:
         return self._namespace.id
 
     @property
+    def host(self) -> Host:
+        """The host of the site that has it."""
+        return self._namespace.host
+
+    @property
     def encoding(self) -> Encoding:
         """How writes become rows, for batches, which gather them."""
         return self._namespace.encoding
 
-    async def get(self, key: bytes, *, at: At | None = None) -> bytes | None:
-        """See `Namespace.get`."""
-        found: bytes | None = await self._calls.get(key, at=at)
-        return found
-
-    async def get_many(self, keys: Iterable[bytes], *, at: At | None = None) -> list[bytes | None]:
-        """See `Namespace.get_many`."""
-        found: list[bytes | None] = await self._calls.get_many(keys, at=at)
-        return found
-
-    async def record(self, key: bytes, *, at: At | None = None) -> Versioned | None:
-        """See `Namespace.record`."""
-        found: Versioned | None = await self._calls.record(key, at=at)
-        return found
+    get = awaited(Namespace[Held].get)
+    get_many = awaited(Namespace[Held].get_many)
+    record = awaited(Namespace[Held].record)
+    put = awaited(Namespace[Held].put)
+    put_many = awaited(Namespace[Held].put_many)
+    delete = awaited(Namespace[Held].delete)
+    compare_and_set = awaited(Namespace[Held].compare_and_set)
+    update = awaited(Namespace[Held].update)
+    delete_field = awaited(Namespace[Held].delete_field)
+    add = awaited(Namespace[Held].add)
 
     def scan(
         self,
@@ -181,83 +211,29 @@ class AsyncNamespace:
         limit: int | None = None,
         reverse: bool = False,
         at: At | None = None,
-    ) -> AsyncIterator[tuple[bytes, bytes]]:
+    ) -> AsyncIterator[tuple[bytes, Held]]:
         """See `Namespace.scan`."""
         return AsyncRows(
             partial(self._namespace.scan, start, end, prefix=prefix, limit=limit, reverse=reverse, at=at)
         )
 
-    async def put(
-        self,
-        key: bytes,
-        value: Fields,
-        *,
-        ttl: timedelta | float | None = None,
-        durability: Durability | None = None,
-    ) -> Version:
-        """See `Namespace.put`."""
-        await self._know_time(ttl)
-        version: Version = await self._calls.put(key, value, ttl=ttl, durability=durability)
-        return version
-
-    async def put_many(
-        self, pairs: Pairs, *, ttl: timedelta | float | None = None, durability: Durability | None = None
-    ) -> Version:
-        """See `Namespace.put_many`."""
-        await self._know_time(ttl)
-        version: Version = await self._calls.put_many(pairs, ttl=ttl, durability=durability)
-        return version
-
-    async def delete(self, key: bytes, *, durability: Durability | None = None) -> Version:
-        """See `Namespace.delete`."""
-        version: Version = await self._calls.delete(key, durability=durability)
-        return version
-
-    async def compare_and_set(
-        self,
-        key: bytes,
-        expected: bytes | None,
-        value: Fields | None,
-        *,
-        ttl: timedelta | float | None = None,
-        durability: Durability | None = None,
-    ) -> bool:
-        """See `Namespace.compare_and_set`."""
-        await self._know_time(ttl)
-        found = self._calls.compare_and_set(key, expected, value, ttl=ttl, durability=durability)
-        # A comparison that no value can meet is answered without a call.
-        return found if isinstance(found, bool) else bool(await found)
-
-    async def update(
-        self,
-        key: bytes,
-        fields: Fields,
-        *,
-        ttl: timedelta | float | None = None,
-        durability: Durability | None = None,
-    ) -> Version:
-        """See `Namespace.update`."""
-        await self._know_time(ttl)
-        version: Version = await self._calls.update(key, fields, ttl=ttl, durability=durability)
-        return version
-
-    async def delete_field(self, key: bytes, *names: str, durability: Durability | None = None) -> Version:
-        """See `Namespace.delete_field`."""
-        version: Version = await self._calls.delete_field(key, *names, durability=durability)
-        return version
-
-    async def add(self, key: bytes, number: int = 1, *, durability: Durability | None = None) -> Version:
-        """See `Namespace.add`."""
-        version: Version = await self._calls.add(key, number, durability=durability)
-        return version
-
     async def _know_time(self, ttl: timedelta | float | None) -> None:
         """Ask for the site's time in a thread, if the write needs it: now and then that asks the server."""
         if ttl is not None or self._namespace.settings.ttl is not None:
-            await self._run(self._namespace._host.physical_ms)
+            await self._run(self._namespace.host.physical_ms)
 
 
-AsyncPair: TypeAlias = tuple[AsyncNamespace, bytes]
+class AsyncCounterNamespace(AsyncNamespace[int]):
+    """A namespace of counters, whose reads return int."""
+
+    async def get(self, key: bytes, *, at: At | None = None) -> int | None:
+        return to_number(await super().get(key, at=at))
+
+    async def get_many(self, keys: Iterable[bytes], *, at: At | None = None) -> list[int | None]:
+        return [to_number(value) for value in await super().get_many(keys, at=at)]
+
+
+AsyncPair: TypeAlias = tuple[AsyncNamespace[Any], bytes]
 
 
 class AsyncRows(Generic[Row]):

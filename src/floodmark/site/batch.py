@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeAlias
 
-from floodmark.codec.ordered import encode_namespace
+from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.feed import at_present
 from floodmark.host.ports import Host
 from floodmark.model.errors import Closed, InvalidArgument, LimitExceeded
@@ -23,8 +23,8 @@ from floodmark.model.limits import ATOMIC_READ_BYTES_MAX, ATOMIC_READ_KEYS_MAX, 
 from floodmark.model.version import Version
 from floodmark.routing.atomic import read_atomic
 from floodmark.site.arguments import Durability, check_durability
-from floodmark.site.codecs import CodedNamespace
-from floodmark.site.gathering import AnyNamespace, GatheredWrites
+from floodmark.site.codecs import CodedNamespace, present
+from floodmark.site.gathering import AnyNamespace, GatheredWrites, require_of
 from floodmark.site.namespace import Namespace
 
 # A namespace and a key of it: bytes, or text if the handle has a codec.
@@ -37,8 +37,8 @@ class Batch(GatheredWrites):
     A block that fails writes nothing.
     """
 
-    def __init__(self, write: Callable[[Mapping[bytes, bytes]], Version]) -> None:
-        super().__init__("the atomic batch", bytes_max=COMMIT_BYTES_MAX)
+    def __init__(self, host: Host, write: Callable[[Mapping[bytes, bytes]], Version]) -> None:
+        super().__init__("the atomic batch", host, bytes_max=COMMIT_BYTES_MAX)
         # The version of its commit, which is its id in feeds; 0 before, and if nothing was written.
         self.version: Version = 0
         self._write = write
@@ -56,13 +56,8 @@ class Batch(GatheredWrites):
         """Write everything in one commit; its version, 0 if there is nothing to write."""
         self._require_open()
         self._ended = True
-        rows = {
-            encode_namespace(namespace.id) + key: stored
-            for namespace, written in self._writes.values()
-            for key, stored in written.items()
-        }
-        if rows:
-            self.version = self._write(rows)
+        if self._rows:
+            self.version = self._write(self._rows)
         return self.version
 
     def _require_open(self) -> None:
@@ -94,10 +89,10 @@ class AtomicCalls:
         ...         batch.put(messages, b"grace/17", b"hello")
         ...         batch.add(unread, b"grace", 1)
         ...     site.read_atomic([(messages, b"grace/17"), (unread, b"grace")])
-        [b'hello', b'1']
+        [b'hello', 1]
         """
         durable = self._durable if durability is None else check_durability(durability)
-        return Batch(partial(self.host.router.write_batch, durable=durable))
+        return Batch(self.host, partial(self.host.router.write_batch, durable=durable))
 
     def read_atomic(self, pairs: Iterable[Pair]) -> list[Any]:
         """The values of keys of any namespaces, in their order, of which no atomic batch is read in part.
@@ -105,6 +100,8 @@ class AtomicCalls:
         None stands for a key without value.  LimitExceeded for more than 1,000 keys.
         """
         listed = _check_pairs(pairs)
+        for namespace, _ in listed:
+            require_of(self.host, namespace)
         keys = [namespace.encoding.qualify(key) for namespace, key in listed]
         if (size := sum(map(len, keys))) > ATOMIC_READ_BYTES_MAX:
             raise LimitExceeded(
@@ -121,7 +118,10 @@ class AtomicCalls:
             )
 
         found = read_atomic(host.router, keys, read_snapshot)
-        return [_decode(*pair, found[qualified]) for pair, qualified in zip(listed, keys, strict=True)]
+        return [
+            present(namespace, qualified[NAMESPACE_BYTES:], found[qualified])[1]
+            for (namespace, _), qualified in zip(listed, keys, strict=True)
+        ]
 
     def read_atomic_many(self, pairs: Iterable[Pair]) -> dict[Pair, Any]:
         """`read_atomic` as a mapping from each pair to its value, in their order."""
@@ -129,7 +129,7 @@ class AtomicCalls:
         return dict(zip(listed, self.read_atomic(listed), strict=True))
 
 
-def _check_pairs(pairs: Iterable[Pair]) -> list[Pair]:
+def _check_pairs(pairs: Iterable[Pair]) -> list[Any]:
     """The pairs of an atomic read; InvalidArgument if one is no pair, LimitExceeded if they are too many."""
     if not isinstance(pairs, Iterable):
         raise InvalidArgument(f"an atomic read takes pairs of a namespace and a key, not {pairs!r:.60}")
@@ -147,7 +147,3 @@ def _check_pairs(pairs: Iterable[Pair]) -> list[Pair]:
         ):
             raise InvalidArgument(f"an atomic read takes pairs of a namespace and a key, not {pair!r:.60}")
     return listed
-
-
-def _decode(namespace: AnyNamespace, key: Any, stored: bytes | None) -> Any:
-    return namespace.decode(key, stored) if isinstance(namespace, CodedNamespace) else stored

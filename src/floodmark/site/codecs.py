@@ -3,47 +3,21 @@
 A codec belongs to the handle: the site stores bytes, and other handles, feeds and Spark see these.
 """
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
+from functools import cached_property
+from typing import Any, TypeVar
 
-from floodmark.model.errors import InvalidArgument, InvalidKey, InvalidValue
+from floodmark.codec.objects import Codec
+from floodmark.host.ports import Host
+from floodmark.model.errors import InvalidKey, InvalidValue
 from floodmark.model.version import Version
 from floodmark.site.arguments import At, Durability
-from floodmark.site.namespace import Lookup, Namespace, View, list_pairs
+from floodmark.site.namespace import CounterNamespace, Lookup, Namespace, View, list_pairs
 from floodmark.site.writer import BATCH_RECORDS, Encoding, Writer
 
 Value = TypeVar("Value")
-CodecName: TypeAlias = Literal["text", "json"]
-
-
-@dataclass(frozen=True)
-class Codec(Generic[Value]):
-    """How values become bytes and come back.  Both functions raise TypeError or ValueError if they cannot."""
-
-    encode: Callable[[Value], bytes]
-    decode: Callable[[bytes], Value]
-
-
-def _write_text(value: str) -> bytes:
-    if not isinstance(value, str):
-        raise TypeError(f"it is {type(value).__name__}, and must be str")
-    return value.encode()
-
-
-def _write_json(value: object) -> bytes:
-    if value is None:
-        raise ValueError("None stands for a key that is absent; delete it instead")
-    return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-CODECS: Final[Mapping[str, Codec[Any]]] = {
-    "json": Codec(_write_json, json.loads),
-    "text": Codec(_write_text, bytes.decode),
-}
 
 
 class CodedView(Lookup[str, Value]):
@@ -124,6 +98,11 @@ class CodedNamespace(CodedView[Value]):
         return self.stored.id
 
     @property
+    def host(self) -> Host:
+        """The host of the site that has it."""
+        return self.stored.host
+
+    @cached_property
     def encoding(self) -> Encoding:
         """How writes become rows, for writers and transactions, which gather them."""
         policy, qualify, expire = self.stored.encoding
@@ -213,18 +192,20 @@ class CodedNamespace(CodedView[Value]):
             raise InvalidValue(f"the value of {key!r:.60} cannot be encoded: {error}", key=key) from error
 
 
-def with_codec(namespace: Namespace, codec: Codec[Value] | None) -> Namespace | CodedNamespace[Value]:
+def with_codec(
+    namespace: Namespace[Any], codec: Codec[Value] | None
+) -> Namespace[Any] | CodedNamespace[Value]:
     """A handle of a namespace, with a codec or without."""
-    return namespace if codec is None else CodedNamespace(namespace, codec)
+    return namespace if codec is None else CodedNamespace(namespace.stored, codec)
 
 
-def find_codec(codec: CodecName | Codec[Any] | None) -> Codec[Any] | None:
-    """A codec by its name, or one of the caller's own; InvalidArgument for anything else but None."""
-    if codec is None or isinstance(codec, Codec):
-        return codec
-    if codec not in tuple(CODECS):
-        raise InvalidArgument(f"codec is {' or '.join(CODECS)}, or a floodmark.Codec, not {codec!r:.60}")
-    return CODECS[codec]
+def present(namespace: Namespace | CodedNamespace[Any], key: bytes, stored: bytes | None) -> tuple[Any, Any]:
+    """A stored key and value as a handle shows them; None for None."""
+    if stored is None:
+        return key, None
+    if isinstance(namespace, CodedNamespace):
+        return namespace.present(key, stored)
+    return key, int(stored) if isinstance(namespace, CounterNamespace) else stored
 
 
 def to_key(key: object) -> bytes:

@@ -6,7 +6,7 @@ from typing import Final
 
 from floodmark.host.remote import RemoteHost
 from floodmark.site.arguments import Durability, check_durability, check_duration
-from floodmark.site.read_versions import ReadVersion
+from floodmark.site.read_versions import SLOW_ANSWER, ReadVersion
 from floodmark.site.site import Site
 from floodmark.wire import Connection, Connections, Nodes
 from floodmark.wire.address import parse_addresses
@@ -26,6 +26,7 @@ def connect(
     durability: Durability = "fsync",
     timeout: timedelta = TIMEOUT,
     read_version_cache: bool = False,
+    slow_read_version: timedelta = SLOW_ANSWER,
 ) -> Site:
     """Connect to the server at `grpc://host:port`, or `grpc+tls://host:port`; the same `Site` as `open`.
 
@@ -37,10 +38,12 @@ def connect(
     `Unreachable` if it changed nothing, `OutcomeUnknown` if it may have.
 
     With `read_version_cache` transactions begin at the highest version seen, without a call: they may miss
-    what others wrote in the last second, and then conflict.
+    what others wrote in the last second, and then conflict.  An overloaded server delays read versions, so
+    while the last answer took longer than `slow_read_version`, each transaction asks for one.
     """
     durable = check_durability(durability)
     timeout_seconds = check_duration(timeout, "timeout") / timedelta(seconds=1)
+    slow_answer = check_duration(slow_read_version, "slow_read_version")
     urls = [address.url for address in parse_addresses(url)]
     connections = Connections(
         partial(
@@ -56,7 +59,7 @@ def connect(
     nodes = Nodes(connections, urls, timeout_seconds=timeout_seconds)
     try:
         read_version: ReadVersion = "cached" if read_version_cache else "fresh"
-        return Site(RemoteHost(nodes), durable=durable, read_version=read_version)
+        return Site(RemoteHost(nodes), durable=durable, read_version=read_version, slow_answer=slow_answer)
     except BaseException:
         nodes.close()
         raise

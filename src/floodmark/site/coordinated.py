@@ -16,6 +16,7 @@ from floodmark.clock.backoff import NO_BUDGET_MS, Backoff
 from floodmark.feed.subscription.consumer import Delivery, Subscription
 from floodmark.host.transaction_port import NamespaceWrites, Transactions
 from floodmark.model.errors import (
+    CommitUnknown,
     FloodmarkError,
     OutcomeUnknown,
     PartlyDone,
@@ -54,9 +55,9 @@ class Pace:
     sleep: Callable[[float], object] = Event().wait
     random: Callable[[], float] = SystemRandom().random
 
-    def pauses(self) -> Iterator[None]:
+    def pauses(self, first_ms: int = PAUSE_MS_FIRST, longest_ms: int = PAUSE_MS_MAX) -> Iterator[None]:
         """Sleep at each step for half to all of a pause, so that rivals do not meet again."""
-        for pause in Backoff(PAUSE_MS_FIRST, longest_ms=PAUSE_MS_MAX, budget_ms=NO_BUDGET_MS).pauses():
+        for pause in Backoff(first_ms, longest_ms=longest_ms, budget_ms=NO_BUDGET_MS).pauses():
             self.sleep(pause * (0.5 + self.random() / 2))
             yield
 
@@ -100,7 +101,7 @@ class Coordinated:
     def commit(self, writes: list[NamespaceWrites], reads: ReadSet | None) -> Version:
         """Make everything effective; its version.
 
-        Without an answer, it is asked for again until the transaction's timeout.  After OutcomeUnknown,
+        Without an answer, it is asked for again until the transaction's timeout.  After CommitUnknown,
         committing again finds the outcome out, unless the site has forgotten the transaction since.
         """
         try:
@@ -109,9 +110,12 @@ class Coordinated:
             # It is committed; a participant has not confirmed it yet.
             self._end(committed=None)
             raise
-        except OutcomeUnknown:
+        except OutcomeUnknown as error:
             self._settle(committed=None)
-            raise
+            raise CommitUnknown(
+                f"{error}; commit transaction {self.id} once more to find out",
+                **{**error.details, "transaction": self.id},
+            ) from error
         except TransactionEnded as error:
             # If another caller committed it, without these writes, its acknowledgements are in effect.
             is_committed = error.details.get("state") in _COMMITS
@@ -138,14 +142,14 @@ class Coordinated:
             return version
         if isinstance(error, TransactionNotFound):
             self._end(committed=None)
-            raise OutcomeUnknown(
+            raise CommitUnknown(
                 f"a commit of transaction {self.id} got no answer, and the site, asked again, does not know "
                 "of it any more: it was committed or aborted, and has ended. Read what it writes before you "
                 "do it again",
                 transaction=self.id,
             ) from error
         self._settle(committed=None)
-        raise OutcomeUnknown(
+        raise CommitUnknown(
             f"a commit of transaction {self.id} got no answer, and to ask again failed ({error}); commit "
             "it once more to find out, or read what it writes before you do it again",
             transaction=self.id,

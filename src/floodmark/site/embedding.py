@@ -10,6 +10,7 @@ from floodmark.clock import GuardedTime, HybridClock, TimeSource, UpperBound, sy
 from floodmark.clock.hybrid import SKEW_MS_MAX
 from floodmark.engine import Engine
 from floodmark.host.background import Background
+from floodmark.host.catalog import generations_of, load_namespaces
 from floodmark.host.directory import (
     Identity,
     encode_engine_identity,
@@ -21,6 +22,7 @@ from floodmark.host.ports import Host
 from floodmark.model.errors import Closed
 from floodmark.model.version import physical_ms
 from floodmark.partition import IDENTITY, META, EngineBound, Node
+from floodmark.partition.generations import GenerationsEngine
 from floodmark.site.arguments import (
     Durability,
     check_count,
@@ -77,7 +79,11 @@ def one_process(
     clock = HybridClock(time_source, skew_ms_max=skew_ms_max, upper_bound=upper_bound)
     if not accept_clock:
         time_source.start(physical_ms(clock.latest))
-    return build(Node(engine, clock, identity.site_id))
+    generations = GenerationsEngine(engine)
+    # Before the node reads: it counts changes again whose values stand with the data.
+    generations.reload = lambda: generations.show(*generations_of(load_namespaces(engine)))
+    generations.reload()
+    return build(Node(generations, clock, identity.site_id))
 
 
 def open_engine(

@@ -4,6 +4,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from floodmark.codec.ordered import NAMESPACE_BYTES
+from floodmark.host.ports import Host
 from floodmark.model.errors import CommitTooLarge, InvalidArgument
 from floodmark.site.policies import Fields
 from floodmark.site.writer import Encoding
@@ -19,14 +20,29 @@ class AnyNamespace(Protocol):
     def id(self) -> int: ...
 
     @property
+    def host(self) -> Host: ...
+
+    @property
     def encoding(self) -> Encoding: ...
 
 
-class GatheredWrites:
-    """Writes to namespaces: stored values, or unstamped states, by namespace and key."""
+def require_of(host: Host, namespace: AnyNamespace) -> None:
+    """Raise InvalidArgument for a namespace of another site, whose number stands for another one here."""
+    if namespace.host is not host:
+        raise InvalidArgument(
+            f"{namespace!r} belongs to another site, or was opened by another connection; open it with the "
+            "site that the batch or transaction was begun at"
+        )
 
-    def __init__(self, name: str, *, bytes_max: int) -> None:
-        self._writes: dict[int, tuple[AnyNamespace, dict[bytes, bytes]]] = {}
+
+class GatheredWrites:
+    """Writes to namespaces: stored values, or unstamped states, by qualified key."""
+
+    def __init__(self, name: str, host: Host, *, bytes_max: int) -> None:
+        self._host = host
+        self._rows: dict[bytes, bytes] = {}
+        # The namespaces that are written to, by the bytes that their keys begin with.
+        self._namespaces: dict[bytes, AnyNamespace] = {}
         self._name = name
         self._bytes_max = bytes_max
         self._bytes = 0
@@ -72,11 +88,10 @@ class GatheredWrites:
 
     def _add(self, namespace: AnyNamespace, encoding: Encoding, key: bytes | str, stored: bytes) -> None:
         self._require_open()
+        require_of(self._host, namespace)
         policy, qualify, _ = encoding
         qualified = qualify(key)
-        plain = qualified[NAMESPACE_BYTES:]
-        _, rows = self._writes.setdefault(namespace.id, (namespace, {}))
-        earlier = rows.get(plain)
+        earlier = self._rows.get(qualified)
         if earlier is not None and policy.merges:
             joined = policy.join(earlier, stored)
             if joined is None:
@@ -85,7 +100,12 @@ class GatheredWrites:
                     "two of these, or as one update"
                 )
             stored = joined
-        added = len(stored) + (len(qualified) if earlier is None else -len(earlier))
+        self._count_bytes(key, len(stored) + (len(qualified) if earlier is None else -len(earlier)))
+        self._namespaces[qualified[:NAMESPACE_BYTES]] = namespace
+        self._rows[qualified] = stored
+
+    def _count_bytes(self, key: bytes | str, added: int) -> None:
+        """Count the bytes of a write; CommitTooLarge if they are too many."""
         if self._bytes + added > self._bytes_max:
             raise CommitTooLarge(
                 f"with {key!r:.60} {self._name} would write {self._bytes + added:,} bytes, and may "
@@ -93,4 +113,3 @@ class GatheredWrites:
                 size=self._bytes + added,
             )
         self._bytes += added
-        rows[plain] = stored

@@ -3,14 +3,16 @@
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from datetime import timedelta
+from functools import cached_property, partial
 from itertools import islice
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from floodmark.codec.ordered import encode_namespace, qualify_range
 from floodmark.codec.values import PLAIN, TOMBSTONE, encode_value
 from floodmark.feed import at_present
 from floodmark.host.catalog import NamespaceRow, NamespaceSettings
 from floodmark.host.ports import Host
+from floodmark.merge.policies import COUNTER, FIELDS
 from floodmark.model.errors import (
     FloodmarkError,
     InvalidArgument,
@@ -42,6 +44,13 @@ DELETE_RANGE_ROWS: Final = 1_000
 Pairs: TypeAlias = Mapping[bytes, Fields] | Iterable[tuple[bytes, Fields]]
 Key = TypeVar("Key")
 Value = TypeVar("Value")
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    # `Namespace` alone is one of bytes.
+    Held = TypeVarWithDefault("Held", default=bytes)
+else:
+    Held = TypeVar("Held")
 
 
 class Lookup(Generic[Key, Value]):
@@ -61,7 +70,7 @@ class Lookup(Generic[Key, Value]):
         return value
 
 
-class Namespace(Lookup[bytes, bytes]):
+class Namespace(Lookup[bytes, Held]):
     """A named set of keys.  Safe to use from many threads.
 
     >>> import floodmark, tempfile
@@ -84,7 +93,8 @@ class Namespace(Lookup[bytes, bytes]):
         self._row = row
         self._prefix = encode_namespace(row.id)
         self._policy = POLICIES[row.merge](row.name)
-        self._host = host
+        # The host of the site that has it.
+        self.host = host
         self._router = host.router
         self._durable = durable
 
@@ -104,6 +114,11 @@ class Namespace(Lookup[bytes, bytes]):
         return self._row.id
 
     @property
+    def stored(self) -> "Namespace[bytes]":
+        """The same namespace, with values as bytes."""
+        return self  # type: ignore[return-value]
+
+    @cached_property
     def encoding(self) -> Encoding:
         """How writes become rows, for writers that gather them before they are sent."""
         return Encoding(self._policy, self._qualify, self._expiry)
@@ -113,24 +128,33 @@ class Namespace(Lookup[bytes, bytes]):
 
     # Reads
 
-    def get(self, key: bytes, *, at: At | None = None) -> bytes | None:
+    def get(self, key: bytes, *, at: At | None = None) -> Held | None:
         """The value of a key, now or as of a version or moment; None if there is none."""
         qualified = self._qualify(key)
         version = None if at is None else to_version(at)
-        return self._router.get(qualified, version)
+        return self._router.get(qualified, version)  # type: ignore[return-value]
 
-    def get_many(self, keys: Iterable[bytes], *, at: At | None = None) -> list[bytes | None]:
+    def get_many(self, keys: Iterable[bytes], *, at: At | None = None) -> list[Held | None]:
         """The values of several keys, in their order.  Without `at`, each is read on its own."""
         version = None if at is None else to_version(at)
         if not isinstance(keys, Iterable):
             raise InvalidArgument(f"get_many takes keys, not {keys!r:.60}; pass a list of bytes")
-        return self._router.get_many([self._qualify(key) for key in keys], version)
+        return self._router.get_many(  # type: ignore[return-value]
+            [self._qualify(key) for key in keys], version
+        )
 
     def record(self, key: bytes, *, at: At | None = None) -> Versioned | None:
         """The value of a key with its version, stamp and expiry."""
         qualified = self._qualify(key)
         version = None if at is None else to_version(at)
         return self._router.find(qualified, version)
+
+    def first(self, start: bytes, end: bytes) -> tuple[bytes, Held] | None:
+        """The first key in `[start, end)` with its value, now; None if there is none."""
+        found = self._router.find(self._qualify(start), None, self._prefix + end)
+        if found is None:
+            return next(self.scan(start, end, limit=1), None)
+        return found.key, found.value  # type: ignore[return-value]
 
     def scan(
         self,
@@ -141,7 +165,7 @@ class Namespace(Lookup[bytes, bytes]):
         limit: int | None = None,
         reverse: bool = False,
         at: At | None = None,
-    ) -> Iterator[tuple[bytes, bytes]]:
+    ) -> Iterator[tuple[bytes, Held]]:
         """The keys in `[start, end)` with their values, in order, all as of one version.
 
         It holds one page in memory, and keeps garbage collection from what it still has to read.
@@ -149,14 +173,10 @@ class Namespace(Lookup[bytes, bytes]):
         keys = self._range(start, end, prefix)
         if limit is not None and (type(limit) is not int or limit < 0):
             raise InvalidArgument(f"limit must be a number of rows, not {limit!r}")
-        if at is not None:
-            return self._scan(keys, to_version(at), limit, reverse=reverse)
-        return at_present(
-            self._host.versions.read_version,
-            lambda version: self._scan(keys, version, limit, reverse=reverse),
-        )
+        scan = partial(_scan, self.host, keys, namespace=self.id, limit=limit, reverse=reverse)
+        return at_present(self.host.versions.read_version, scan) if at is None else scan(to_version(at))
 
-    def as_of(self, at: At) -> "View":
+    def as_of(self, at: At) -> "View[Held]":
         """A read-only view of the namespace as it was at a version or moment."""
         return View(self, to_version(at))
 
@@ -222,7 +242,7 @@ class Namespace(Lookup[bytes, bytes]):
         """
         durable = self._durable if durability is None else check_durability(durability)
         self._require_there()
-        stream = self._host.write_stream(MergeStream(durable) if self._policy.merges else PutStream(durable))
+        stream = self.host.write_stream(MergeStream(durable) if self._policy.merges else PutStream(durable))
         return Writer(stream, encoding or self.encoding, batch_records)
 
     def delete(self, key: bytes, *, durability: Durability | None = None) -> Version:
@@ -244,8 +264,8 @@ class Namespace(Lookup[bytes, bytes]):
         durable = self._durable if durability is None else check_durability(durability)
         deleted = 0
         since, rows = at_present(
-            self._host.versions.read_version,
-            lambda version: (version, self._scan(keys, version, None, reverse=False)),
+            self.host.versions.read_version,
+            lambda version: (version, _scan(self.host, keys, version, namespace=self.id)),
         )
         try:
             while portion := [self._prefix + key for key, _ in islice(rows, DELETE_RANGE_ROWS)]:
@@ -304,12 +324,12 @@ class Namespace(Lookup[bytes, bytes]):
         ...     users.get(b"ada")
         b'{"name":"Ada","title":"countess"}'
         """
-        self._require_key(key)
+        self._qualify(key)
         return self._merge(key, self._policy.update(key, fields, self._expiry(ttl)), durability)
 
     def delete_field(self, key: bytes, *names: str, durability: Durability | None = None) -> Version:
         """Delete fields of a record of a namespace that merges by "fields"; one without fields is absent."""
-        self._require_key(key)
+        self._qualify(key)
         return self._merge(key, self._policy.delete_field(key, names), durability)
 
     def add(self, key: bytes, number: int = 1, *, durability: Durability | None = None) -> Version:
@@ -322,9 +342,9 @@ class Namespace(Lookup[bytes, bytes]):
         ...     visits = site.create_namespace("visits", merge="counter")
         ...     _ = visits.add(b"home", 3), visits.add(b"home", -1)
         ...     visits.get(b"home")
-        b'2'
+        2
         """
-        self._require_key(key)
+        self._qualify(key)
         return self._merge(key, self._policy.add(key, number), durability)
 
     # From arguments to rows
@@ -332,10 +352,6 @@ class Namespace(Lookup[bytes, bytes]):
     def _merge(self, key: bytes, state: bytes, durability: Durability | None) -> Version:
         durable = self._durable if durability is None else check_durability(durability)
         return self._router.merge_one(self._qualify(key), state, durable=durable)
-
-    def _require_key(self, key: bytes) -> None:
-        """Refuse a key before what is to be written to it."""
-        self._qualify(key)
 
     def _qualify(self, key: bytes) -> bytes:
         if type(key) is not bytes or not 0 < len(key) <= KEY_BYTES_MAX:
@@ -354,35 +370,17 @@ class Namespace(Lookup[bytes, bytes]):
 
     def _expiry(self, ttl: timedelta | float | None) -> int | None:
         if ttl is not None:
-            return to_expiry(ttl, self._host.physical_ms())
+            return to_expiry(ttl, self.host.physical_ms())
         if self._row.ttl_ms is not None:
-            return to_expiry(self._row.ttl_ms / 1000, self._host.physical_ms())
+            return to_expiry(self._row.ttl_ms / 1000, self.host.physical_ms())
         return None
 
     def _range(self, start: bytes, end: bytes | None, prefix: bytes | None) -> KeyRange:
         self._require_there()
         return qualify_range(self.id, check_range(start, end, prefix))
 
-    def _scan(
-        self, keys: KeyRange, at: Version, limit: int | None, *, reverse: bool
-    ) -> Iterator[tuple[bytes, bytes]]:
-        def rows() -> Generator[tuple[bytes, bytes], None, None]:
-            pages: Any = self._router.scan(keys, at, limit, reverse=reverse)
-            with self._host.reading(at, self._row.id), closing(pages):
-                first: list[tuple[bytes, bytes]] = next(pages, [])
-                yield b"", b""
-                yield from first
-                for page in pages:
-                    yield from page
 
-        # A generator does nothing before its first item is asked for.  The scan holds its safe point from
-        # here on, is refused at once if it comes too late, and lets go even if no row is ever read.
-        scan = rows()
-        next(scan)
-        return scan
-
-
-class MergedNamespace(Namespace):
+class MergedNamespace(Namespace[Held]):
     """A namespace of fields or counters: writes are merged.  A class of its own keeps plain writes short."""
 
     def put(
@@ -393,7 +391,7 @@ class MergedNamespace(Namespace):
         ttl: timedelta | float | None = None,
         durability: Durability | None = None,
     ) -> Version:
-        self._require_key(key)
+        self._qualify(key)
         return self._merge(key, self._policy.put(key, value, self._expiry(ttl)), durability)
 
     def put_many(
@@ -411,19 +409,90 @@ class MergedNamespace(Namespace):
         return self._router.merge(rows, durable=durable)
 
     def delete(self, key: bytes, *, durability: Durability | None = None) -> Version:
-        self._require_key(key)
+        self._qualify(key)
         return self._merge(key, self._policy.delete(), durability)
 
 
-def open_namespace(row: NamespaceRow, host: Host, *, durable: bool) -> Namespace:
+class CounterNamespace(MergedNamespace[int]):
+    """A namespace of counters: reads return int.  Changes, records and feeds have the decimal text as bytes.
+
+    >>> import floodmark, tempfile
+    >>> with floodmark.open(tempfile.mkdtemp(), site="oslo") as site:
+    ...     visits = site.create_namespace("visits", merge="counter")
+    ...     _ = visits.add(b"home", 3)
+    ...     visits[b"home"], visits.get(b"none"), visits.get_many([b"home"]), dict(visits.scan())
+    (3, None, [3], {b'home': 3})
+    """
+
+    @cached_property
+    def stored(self) -> Namespace[bytes]:
+        """The same namespace, with values as bytes."""
+        return MergedNamespace(self._row, self.host, durable=self._durable)
+
+    def get(self, key: bytes, *, at: At | None = None) -> int | None:
+        return to_number(super().get(key, at=at))
+
+    def get_many(self, keys: Iterable[bytes], *, at: At | None = None) -> list[int | None]:
+        return [to_number(value) for value in super().get_many(keys, at=at)]
+
+    def first(self, start: bytes, end: bytes) -> tuple[bytes, int] | None:
+        found = super().first(start, end)
+        return None if found is None else (found[0], int(found[1]))
+
+    def scan(
+        self,
+        start: bytes = b"",
+        end: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+        at: At | None = None,
+    ) -> Iterator[tuple[bytes, int]]:
+        rows = super().scan(start, end, prefix=prefix, limit=limit, reverse=reverse, at=at)
+        return ((key, int(value)) for key, value in rows)
+
+
+def to_number(value: Any) -> int | None:
+    """The number of a stored counter; None for None."""
+    return None if value is None else int(value)
+
+
+def open_namespace(row: NamespaceRow, host: Host, *, durable: bool) -> Namespace[Any]:
     """The façade of a namespace; WrongPolicy if this release does not know its policy."""
     if row.merge not in POLICIES:
         raise WrongPolicy(
             f"namespace {row.name!r} merges by {row.merge!r}, which this release does not know; upgrade it",
             namespace=row.name,
         )
-    kind = MergedNamespace if POLICIES[row.merge].merges else Namespace
+    kind: type[Namespace[Any]]
+    kind = CounterNamespace if row.merge == COUNTER else MergedNamespace if row.merge == FIELDS else Namespace
     return kind(row, host, durable=durable)
+
+
+def _scan(
+    host: Host,
+    keys: KeyRange,
+    at: Version,
+    *,
+    namespace: int,
+    limit: int | None = None,
+    reverse: bool = False,
+) -> Iterator[tuple[bytes, Any]]:
+    def rows() -> Generator[tuple[bytes, Any], None, None]:
+        pages: Any = host.router.scan(keys, at, limit, reverse=reverse)
+        with host.reading(at, namespace), closing(pages):
+            first: list[tuple[bytes, bytes]] = next(pages, [])
+            yield b"", b""
+            yield from first
+            for page in pages:
+                yield from page
+
+    # A generator does nothing before its first item is asked for.  The scan holds its safe point from
+    # here on, is refused at once if it comes too late, and lets go even if no row is ever read.
+    scan = rows()
+    next(scan)
+    return scan
 
 
 def _encode_pairs(pairs: Pairs, prefix: bytes, suffix: bytes) -> dict[bytes, bytes]:
@@ -465,21 +534,21 @@ def _refuse_pair(pair: object) -> InvalidArgument:
     return InvalidArgument(f"put_many takes pairs of key and value, not {pair!r:.60}")
 
 
-class View(Lookup[bytes, bytes]):
+class View(Lookup[bytes, Held]):
     """A namespace as it was at one version.  Read-only."""
 
-    def __init__(self, namespace: Namespace, version: Version) -> None:
+    def __init__(self, namespace: Namespace[Held], version: Version) -> None:
         self._namespace = namespace
         self.version = version
 
     def __repr__(self) -> str:
         return f"View({self._namespace.name!r}, version={self.version})"
 
-    def get(self, key: bytes) -> bytes | None:
+    def get(self, key: bytes) -> Held | None:
         """The value of a key at the view's version."""
         return self._namespace.get(key, at=self.version)
 
-    def get_many(self, keys: Iterable[bytes]) -> list[bytes | None]:
+    def get_many(self, keys: Iterable[bytes]) -> list[Held | None]:
         """The values of several keys at the view's version."""
         return self._namespace.get_many(keys, at=self.version)
 
@@ -495,6 +564,6 @@ class View(Lookup[bytes, bytes]):
         prefix: bytes | None = None,
         limit: int | None = None,
         reverse: bool = False,
-    ) -> Iterator[tuple[bytes, bytes]]:
+    ) -> Iterator[tuple[bytes, Held]]:
         """The keys in `[start, end)` with their values at the view's version."""
         return self._namespace.scan(start, end, prefix=prefix, limit=limit, reverse=reverse, at=self.version)

@@ -21,6 +21,8 @@ from floodmark.clock import monotonic_seconds
 from floodmark.model.version import Version
 
 ReadVersion: TypeAlias = Literal["fresh", "cached"]
+# Asks for a version at or above the given one together with the first read; 0 if it must be asked for alone.
+AskFresh: TypeAlias = Callable[[Version], Version]
 
 # How old a cached version may be, and how slow the last answer, unless the caller says otherwise.
 STALENESS_MAX: Final = timedelta(seconds=1)
@@ -73,10 +75,10 @@ class ReadVersions:
         """What was asked for, and what was saved."""
         return ReadVersionCounts(asked=self._asked, slow=self._slow, cached=self._cached)
 
-    def fresh(self) -> Version:
+    def fresh(self, ask: AskFresh | None = None) -> Version:
         """A version at which every write is seen that was acknowledged before the call."""
         began = self._time_seconds()
-        version = self._ask()
+        version = (0 if ask is None else ask(self._highest)) or self._ask()
         took = self._time_seconds() - began
         with self._lock:
             self._asked += 1
@@ -86,7 +88,7 @@ class ReadVersions:
             # A node may not have heard of the client's last commit at another one.
             return self._highest
 
-    def cached(self, staleness_max: timedelta = STALENESS_MAX) -> Version:
+    def cached(self, staleness_max: timedelta = STALENESS_MAX, ask: AskFresh | None = None) -> Version:
         """The highest version seen, if it is recent and the site was quick to answer; else a fresh one."""
         now = self._time_seconds()
         with self._lock:
@@ -94,7 +96,11 @@ class ReadVersions:
             if is_recent and not self._was_slow:
                 self._cached += 1
                 return self._highest
-        return self.fresh()
+        return self.fresh(ask)
+
+    def expected(self) -> Version:
+        """A version below that of the next commit, and near it if this client writes."""
+        return self._highest or self.fresh()
 
     def saw(self, version: Version) -> None:
         """Remember the version of a commit."""

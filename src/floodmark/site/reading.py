@@ -1,69 +1,133 @@
 """What a transaction reads, as of one version and with its own writes on top."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from heapq import merge
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
-from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace, qualify_range
+from floodmark.codec.ordered import NAMESPACE_BYTES, qualify_range
 from floodmark.model.errors import Conflict, InvalidArgument, LimitExceeded, VersionCollected
 from floodmark.model.limits import TRANSACTION_KEYS_MAX
-from floodmark.model.partition import ReadSet
+from floodmark.model.partition import Partition, ReadSet
 from floodmark.model.ranges import KeyRange, after
+from floodmark.model.record import FreshValue
 from floodmark.model.version import Version
-from floodmark.site.codecs import CodedNamespace
+from floodmark.partition.conflicts import check_write_conflicts
+from floodmark.routing.router import Router
+from floodmark.site.codecs import CodedNamespace, present
 from floodmark.site.gathering import AnyNamespace
 from floodmark.site.namespace import Namespace
+from floodmark.site.read_versions import AskFresh
 
-# The writes of a transaction to a namespace, by its id and by key: stored values or unstamped states.
-Written = Callable[[int], Mapping[bytes, bytes]]
+
+class ReadAt(Protocol):
+    """Tells the version of a transaction's reads, and may ask for it together with the first of them."""
+
+    def __call__(self, *, ask: AskFresh | None) -> Version: ...
 
 
 class TransactionReads:
-    """The reads of a transaction: all as of the version of the first, which is asked for then."""
+    """The reads of a transaction: all as of the version of the first, which is asked for then.
 
-    def __init__(self, read_version: Callable[[], Version], written: Written) -> None:
+    `written` has the transaction's own writes, by qualified key: stored values or unstamped states.
+    """
+
+    def __init__(self, router: Router, read_version: ReadAt, written: Mapping[bytes, bytes]) -> None:
+        self._router = router
         self._read_version = read_version
         self._written = written
         self._version: Version = 0
+        # Whether the site was asked for it, and the number of the attempt, which a server counts.
+        self._is_fresh = False
+        self.attempt = 1
         # What must not change until the commit: qualified keys, and the ranges as far as they were read.
         self._keys: set[bytes] = set()
         self._ranges: list[_ReadRange] = []
+        # What others must not have read.
+        self._declared: set[KeyRange] = set()
         self._count = 0
 
     @property
     def version(self) -> Version:
         """The version of the reads."""
         if not self._version:
-            self._version = self._read_version()
+            self._version = self._read_version(ask=self._ask_alone)
         return self._version
 
     @property
     def conflicts(self) -> ReadSet | None:
-        """What the commit depends on; None if it depends on nothing."""
+        """What the commit depends on, and what it declares as written; None if there is neither."""
         ranges = sorted({each.keys for each in self._ranges if each.keys is not None})
-        if not self._keys and not ranges:
+        if not self._keys and not ranges and not self._declared:
             return None
-        return ReadSet(self.version, sorted(self._keys), ranges)
+        return ReadSet(
+            self.version,
+            sorted(self._keys),
+            ranges,
+            sorted(self._declared),
+            self.attempt,
+            is_cached=not self._is_fresh,
+        )
+
+    def get(self, namespace: AnyNamespace, key: Any, *, snapshot: bool) -> Any:
+        """The value of a key; None if it is absent."""
+        handle = _handle(namespace)
+        policy, qualify, _ = namespace.encoding
+        qualified = qualify(key)
+        written, value = self._written.get(qualified), None
+        if written is None or policy.merges:
+            self._add(1)
+            try:
+                value = (
+                    self._router.get(qualified, self._version) if self._version else self._first(qualified)
+                )
+            except VersionCollected as error:
+                raise _conflict(error) from error
+            if not snapshot:
+                self._keys.add(qualified)
+        if written is not None:
+            value = policy.read_back(value, written)
+        return present(handle, qualified[NAMESPACE_BYTES:], value)[1]
+
+    def _first(self, key: bytes) -> bytes | None:
+        """Begin with the read of a qualified key, whose answer tells the version if that can be."""
+        found: FreshValue | None = None
+
+        def ask(since: Version) -> Version:
+            nonlocal found
+            self._is_fresh = True
+            found = self._router.call(key, partial(_get_fresh, key, since))
+            return 0 if found is None else found.version
+
+        self._version = self._read_version(ask=ask)
+        if found is not None and found.version == self._version:
+            return found.value
+        return self._router.get(key, self._version)
+
+    def _ask_alone(self, _: Version) -> Version:
+        """Let the version be asked for by a call of its own."""
+        self._is_fresh = True
+        return 0
 
     def get_many(self, namespace: AnyNamespace, keys: Iterable[Any], *, snapshot: bool) -> list[Any]:
         """The values of several keys, in their order; None for a key that is absent."""
+        handle = _handle(namespace)
         policy, qualify, _ = namespace.encoding
-        wanted = [qualify(key)[NAMESPACE_BYTES:] for key in keys]
-        written = self._written(namespace.id)
+        wanted, written = list(map(qualify, keys)), self._written
         stored = [key for key in wanted if policy.merges or key not in written]
         self._add(len(stored))
-        with _collected_is_conflict():
-            found = dict(zip(stored, _bare(namespace).get_many(stored, at=self.version), strict=True))
+        try:
+            found = dict(zip(stored, self._router.get_many(stored, self.version), strict=True))
+        except VersionCollected as error:
+            raise _conflict(error) from error
         if not snapshot:
-            prefix = encode_namespace(namespace.id)
-            self._keys.update(prefix + key for key in stored)
+            self._keys.update(stored)
         values = [
             policy.read_back(found.get(key), written[key]) if key in written else found[key] for key in wanted
         ]
         return [
-            None if value is None else _present(namespace, key, value)[1]
+            present(handle, key[NAMESPACE_BYTES:], value)[1]
             for key, value in zip(wanted, values, strict=True)
         ]
 
@@ -77,14 +141,17 @@ class TransactionReads:
         snapshot: bool,
     ) -> Iterator[tuple[Any, Any]]:
         """The keys of a range with their values, in order."""
-        policy = namespace.encoding.policy
-        written = {key: row for key, row in self._written(namespace.id).items() if keys.contains(key)}
+        handle, policy = _handle(namespace), namespace.encoding.policy
+        within = qualify_range(namespace.id, keys)
+        written = {key[NAMESPACE_BYTES:]: row for key, row in self._written.items() if within.contains(key)}
         read = _ReadRange(namespace.id, keys, reverse=reverse)
         if not snapshot:
             self._ranges.append(read)
         most = None if limit is None else limit + len(written)
-        with _collected_is_conflict():
-            rows = _bare(namespace).scan(keys.start, keys.end, limit=most, reverse=reverse, at=self.version)
+        try:
+            rows = handle.stored.scan(keys.start, keys.end, limit=most, reverse=reverse, at=self.version)
+        except VersionCollected as error:
+            raise _conflict(error) from error
 
         def pairs() -> Iterator[tuple[Any, Any]]:
             own = ((key, None) for key in sorted(written, reverse=reverse))
@@ -98,7 +165,7 @@ class TransactionReads:
                 self._add(1)
                 found = policy.read_back(value, written[key]) if key in written else value
                 if found is not None:
-                    yield _present(namespace, key, found)
+                    yield present(handle, key, found)
             read.finish()
 
         return islice(pairs(), limit)
@@ -109,6 +176,11 @@ class TransactionReads:
         read = _ReadRange(namespace.id, keys, reverse=False)
         read.finish()
         self._ranges.append(read)
+
+    def declare(self, namespace: AnyNamespace, keys: KeyRange) -> None:
+        """Let others conflict that have read a range, as if the transaction wrote it."""
+        check_write_conflicts(len(self._declared) + 1)
+        self._declared.add(qualify_range(namespace.id, keys))
 
     def _add(self, count: int) -> None:
         self._count += count
@@ -141,27 +213,21 @@ class _ReadRange:
         self.keys = qualify_range(self._namespace, keys)
 
 
-@contextmanager
-def _collected_is_conflict() -> Iterator[None]:
+def _get_fresh(key: bytes, since: Version, partition: Partition) -> FreshValue | None:
+    """The value of a qualified key and its version; None if several nodes serve the site."""
+    return partition.get_fresh(key, since) if partition.is_alone else None
+
+
+def _conflict(error: VersionCollected) -> Conflict:
     """A transaction whose version was collected is done again at a newer one."""
-    try:
-        yield
-    except VersionCollected as error:
-        raise Conflict(f"{error}; the transaction begins again", **error.details) from error
+    return Conflict(f"{error}; the transaction begins again", **error.details)
 
 
-def _bare(namespace: AnyNamespace) -> Namespace:
-    """The handle of a namespace without a codec."""
-    if isinstance(namespace, CodedNamespace):
-        return namespace.stored
-    if not isinstance(namespace, Namespace):
+def _handle(namespace: AnyNamespace) -> Namespace[Any] | CodedNamespace[Any]:
+    """A namespace that can be read; InvalidArgument for anything else."""
+    if not isinstance(namespace, Namespace | CodedNamespace):
         raise InvalidArgument(f"a transaction reads from a namespace of its site, not from {namespace!r:.60}")
     return namespace
-
-
-def _present(namespace: AnyNamespace, key: bytes, value: bytes) -> tuple[Any, Any]:
-    """A stored key and value as a handle shows them."""
-    return namespace.present(key, value) if isinstance(namespace, CodedNamespace) else (key, value)
 
 
 def _first(pair: tuple[bytes, bytes | None]) -> bytes:

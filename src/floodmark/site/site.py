@@ -11,6 +11,7 @@ from uuid import uuid4
 
 from msgspec import UNSET, UnsetType
 
+from floodmark.codec.objects import Codec, CodecName, find_codec
 from floodmark.feed import LIFETIME, Item, SafePoint
 from floodmark.feed.reading.items import OnDamaged
 from floodmark.feed.safepoints import require_lifetime
@@ -21,23 +22,21 @@ from floodmark.host.catalog import RETENTION, NamespaceSettings
 from floodmark.host.ports import Host, NamespaceUpdate
 from floodmark.host.statistics import (
     GarbageReport,
-    PartitionHeat,
-    PartitionStatistics,
     ReplicationStatistics,
     SiteStatistics,
 )
+from floodmark.layers import LargeValues
 from floodmark.merge.policies import MergePolicy
 from floodmark.model.change import Change, Heartbeat, Resolved
 from floodmark.model.errors import (
     Closed,
+    InvalidArgument,
     InvalidVersion,
     NamespaceExists,
-    PartitionNotFound,
 )
 from floodmark.model.names import require_name
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version
-from floodmark.partition.commit.entering import check_key
 from floodmark.replication.topology import Topology
 from floodmark.site.arguments import (
     At,
@@ -48,10 +47,12 @@ from floodmark.site.arguments import (
 )
 from floodmark.site.batch import AtomicCalls
 from floodmark.site.beginning import begin_at, decode_items, decoder_of, find_scope
-from floodmark.site.codecs import Codec, CodecName, CodedNamespace, find_codec, with_codec
+from floodmark.site.codecs import CodedNamespace, with_codec
 from floodmark.site.feeds import Feeds, Subscriptions
-from floodmark.site.namespace import Namespace, open_namespace
-from floodmark.site.read_versions import ReadVersion
+from floodmark.site.generations import Generations
+from floodmark.site.namespace import CounterNamespace, Namespace, open_namespace
+from floodmark.site.partitions import PartitionCalls
+from floodmark.site.read_versions import SLOW_ANSWER, ReadVersion
 from floodmark.site.transacting import TransactionCalls
 
 Result = TypeVar("Result")
@@ -69,18 +70,28 @@ class _ChangesOptions(TypedDict, total=False):
     on_damaged: OnDamaged | None
 
 
-class _CreateOptions(TypedDict, total=False):
-    merge: MergePolicy
+class _Settings(TypedDict, total=False):
     ttl: timedelta | None
     retention: timedelta | None
     exist_ok: bool
 
 
-class Site(AtomicCalls, TransactionCalls):
+class _CreateOptions(_Settings, total=False):
+    merge: MergePolicy
+
+
+class Site(AtomicCalls, PartitionCalls, TransactionCalls):
     """Holds namespaces.  Made by `floodmark.open` or `floodmark.connect`; close it, or use `with`."""
 
-    def __init__(self, host: Host, *, durable: bool, read_version: ReadVersion = "fresh") -> None:
-        super().__init__(host, read_version)
+    def __init__(
+        self,
+        host: Host,
+        *,
+        durable: bool,
+        read_version: ReadVersion = "fresh",
+        slow_answer: timedelta = SLOW_ANSWER,
+    ) -> None:
+        super().__init__(host, read_version, slow_answer)
         self.name = host.identity.site
         self.id = host.identity.site_id
         self._durable = durable
@@ -102,6 +113,7 @@ class Site(AtomicCalls, TransactionCalls):
     def close(self) -> None:
         """Finish what is under way, make everything durable and let go.  Closing twice is harmless."""
         self._closed = True
+        self._watches.close()
         self._host.close()
 
     @property
@@ -114,7 +126,24 @@ class Site(AtomicCalls, TransactionCalls):
     # Namespaces
 
     @overload
-    def create_namespace(self, name: str, **settings: Unpack[_CreateOptions]) -> Namespace: ...
+    def create_namespace(
+        self, name: str, *, merge: Literal["counter"], **settings: Unpack[_Settings]
+    ) -> CounterNamespace: ...
+
+    @overload
+    def create_namespace(
+        self, name: str, *, merge: Literal["last_write", "fields"] = ..., **settings: Unpack[_Settings]
+    ) -> Namespace: ...
+
+    @overload
+    def create_namespace(
+        self, name: str, *, merge: MergePolicy, **settings: Unpack[_Settings]
+    ) -> Namespace[Any]: ...
+
+    @overload
+    def create_namespace(
+        self, name: str, *, large_values: Literal[True], **settings: Unpack[_CreateOptions]
+    ) -> LargeValues: ...
 
     @overload
     def create_namespace(
@@ -140,16 +169,20 @@ class Site(AtomicCalls, TransactionCalls):
         retention: timedelta | None = None,
         exist_ok: bool = False,
         codec: CodecName | Codec[Any] | None = None,
-    ) -> Namespace | CodedNamespace[Any]:
+        large_values: bool = False,
+    ) -> Namespace[Any] | CodedNamespace[Any] | LargeValues:
         """Add a namespace.  `ttl` holds for writes that name none; `retention` is 24 hours if not given.
 
         `merge` says how writes of several sites to a record become one: "last_write" keeps the last value;
-        "fields" merges a JSON object field by field; "counter" adds numbers up.  With `exist_ok` a namespace
-        that is there is returned with the settings that it has, if it merges so; else NamespaceExists is
-        raised.  For `codec`, see `namespace`.
+        "fields" merges a JSON object field by field; "counter" adds numbers up, and reads return int.  With
+        `exist_ok` a namespace that is there is returned with the settings that it has, if it merges so; else
+        NamespaceExists is raised.  For `codec`, see `namespace`.  With `large_values` it takes values of any
+        size; open it again as `floodmark.layers.LargeValues(site, name)`.
         """
         require_name(name, "namespace")
         coder = find_codec(codec)
+        if large_values and (merge != "last_write" or ttl is not None or coder is not None):
+            raise InvalidArgument("large values have no merge policy, time to live or codec: leave these out")
         kept = RETENTION if retention is None else retention
         settings = NamespaceSettings(merge=merge, ttl=ttl, retention=kept)
         try:
@@ -164,10 +197,12 @@ class Site(AtomicCalls, TransactionCalls):
                     "for life; choose another name",
                     namespace=name,
                 ) from None
+        if large_values:
+            return LargeValues(self, name)
         return with_codec(open_namespace(row, self._host, durable=self._durable), coder)
 
     @overload
-    def namespace(self, name: str) -> Namespace: ...
+    def namespace(self, name: str) -> Namespace[Any]: ...
 
     @overload
     def namespace(self, name: str, *, codec: Literal["text"]) -> CodedNamespace[str]: ...
@@ -180,11 +215,12 @@ class Site(AtomicCalls, TransactionCalls):
 
     def namespace(
         self, name: str, *, codec: CodecName | Codec[Any] | None = None
-    ) -> Namespace | CodedNamespace[Any]:
+    ) -> Namespace[Any] | CodedNamespace[Any]:
         """The namespace of a name, which must be there.
 
-        Keys and values are bytes.  With `codec` keys are text, and values text ("text"), what JSON can hold
-        ("json"; a counter is an int), or what a `Codec` of your own makes of the bytes.
+        Keys and values are bytes, and counters int (the handle is a `CounterNamespace`).  With `codec` keys
+        are text, and values text ("text"), what JSON can hold ("json"), or what a `Codec` of your own makes
+        of the bytes.
         """
         require_name(name, "namespace")
         coder = find_codec(codec)
@@ -202,7 +238,7 @@ class Site(AtomicCalls, TransactionCalls):
         *,
         ttl: timedelta | UnsetType | None = UNSET,
         retention: timedelta | UnsetType = UNSET,
-    ) -> Namespace:
+    ) -> Namespace[Any]:
         """Change the settings of a namespace; what is not named stays.  The merge policy is for life."""
         require_name(name, "namespace")
         NamespaceSettings(
@@ -348,6 +384,11 @@ class Site(AtomicCalls, TransactionCalls):
         return Feeds(lambda: self.host, self._holder)
 
     @property
+    def generations(self) -> Generations:
+        """The generations of namespaces: publish a whole data set, go back to an earlier one."""
+        return Generations(lambda: self.host, self._holder)
+
+    @property
     def subscriptions(self) -> Subscriptions:
         """The subscriptions that there are."""
         return Subscriptions(lambda: self.host)
@@ -367,31 +408,6 @@ class Site(AtomicCalls, TransactionCalls):
     def heartbeat(self) -> Heartbeat:
         """Write a heartbeat now.  A site does so each second by itself."""
         return self.host.versions.heartbeat()
-
-    # Partitions
-
-    def partitions(self) -> list[PartitionStatistics]:
-        """The partitions in order of keys."""
-        return self.host.partitions.partitions()
-
-    def split(self, namespace: str, key: bytes) -> tuple[int, int]:
-        """Cut the partition that holds a key in two, before that key; the ids of the halves."""
-        check_key(key)
-        require_name(namespace, "namespace")
-        return self.host.partitions.split(namespace, key)
-
-    def merge(self, left: int, right: int) -> int:
-        """Join two neighbouring partitions; the id of the new one."""
-        for partition in (left, right):
-            if type(partition) is not int or not 0 <= partition < 1 << 32:
-                raise PartitionNotFound(
-                    f"no partition {partition}; the site lists its partitions", partition=partition
-                )
-        return self.host.partitions.merge(left, right)
-
-    def heat(self) -> list[PartitionHeat]:
-        """How busy each partition was over the last minutes."""
-        return self.host.partitions.heat()
 
     # Garbage collection
 

@@ -1,16 +1,27 @@
 """Transactions as a site offers them."""
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from datetime import timedelta
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
+from floodmark.codec.appends import append_key, append_size, set_after
 from floodmark.host.ports import Host
 from floodmark.host.transaction_port import Transactions
-from floodmark.model.errors import InvalidArgument
+from floodmark.model.errors import Conflict, InvalidArgument
+from floodmark.model.transaction import TransactionOutcome
+from floodmark.model.version import VERSION_MAX, Version
 from floodmark.site.arguments import check_count, check_duration
-from floodmark.site.coordinated import TIMEOUT, Coordinated
+from floodmark.site.coordinated import PACE, TIMEOUT, Coordinated, Pace
+from floodmark.site.gathering import AnyNamespace, require_of
+from floodmark.site.idempotency import Once, check_idempotency_key, open_idempotency
+from floodmark.site.namespace import Namespace
 from floodmark.site.read_versions import STALENESS_MAX, ReadVersion, ReadVersionCounts, ReadVersions
-from floodmark.site.transaction import Transaction, run_transaction
+from floodmark.site.rivals import Rivals
+from floodmark.site.transaction import Transaction, encode_appended, run_transaction, version_of
+from floodmark.site.uncoordinated import find_outcome
+from floodmark.site.watching import Watches
 from floodmark.transaction.coordinator import check_timeout
 
 Result = TypeVar("Result")
@@ -21,10 +32,19 @@ class TransactionCalls:
 
     _durable: bool
 
-    def __init__(self, host: Host, read_version: ReadVersion) -> None:
+    def __init__(
+        self, host: Host, read_version: ReadVersion, slow_answer: timedelta, pace: Pace = PACE
+    ) -> None:
         _check_read_version(read_version)
-        self._read_versions = ReadVersions(host.versions.read_version)
+        self._pace = pace
+        self._read_versions = ReadVersions(
+            host.versions.read_version, slow_answer=slow_answer, time_seconds=pace.time_seconds
+        )
         self._read_version: ReadVersion = read_version
+        self._watches = Watches(host)
+        self._rivals = Rivals()
+        # The namespace of the records of idempotency keys, opened when first used.
+        self._idempotency: Namespace | None = None
 
     @property
     def host(self) -> Host:
@@ -38,6 +58,7 @@ class TransactionCalls:
         coordinator: int | None = None,
         read_version: ReadVersion | None = None,
         max_staleness: timedelta = STALENESS_MAX,
+        idempotency_key: str | None = None,
     ) -> Transaction:
         """Reads, writes, and acknowledgements of subscriptions, that happen together or not at all.
 
@@ -47,6 +68,8 @@ class TransactionCalls:
         With `read_version` "cached" it reads at the highest version that this site object has read or
         committed at, if that is at most `max_staleness` old: that saves a call to a server.
 
+        Of all transactions with one `idempotency_key`, one is committed in a day; others write nothing.
+
         >>> import floodmark, tempfile
         >>> with floodmark.open(tempfile.mkdtemp(), site="oslo") as site:
         ...     accounts = site.create_namespace("accounts", merge="counter")
@@ -54,26 +77,39 @@ class TransactionCalls:
         ...         transaction.add(accounts, b"ada", -5)
         ...         transaction.add(accounts, b"bob", 5)
         ...     accounts.get(b"ada"), accounts.get(b"bob")
-        (b'-5', b'5')
+        (-5, 5)
         """
-        check_timeout(check_duration(timeout, "timeout"))
-        check_duration(max_staleness, "max_staleness")
+        if timeout is not TIMEOUT:
+            check_timeout(check_duration(timeout, "timeout"))
+        if max_staleness is not STALENESS_MAX:
+            check_duration(max_staleness, "max_staleness")
         if coordinator is not None:
             check_count(coordinator, "coordinator")
         kind = self._read_version if read_version is None else _check_read_version(read_version)
         transactions, versions = self.host.transactions, self._read_versions
 
         def begin() -> Coordinated:
-            return Coordinated(transactions, transactions.begin(timeout, coordinator or 0), timeout=timeout)
+            begun = transactions.begin(timeout, coordinator or 0)
+            return Coordinated(transactions, begun, timeout=timeout, pace=self._pace)
 
         return Transaction(
             self.host,
             begin,
+            self._watches,
             durable=self._durable,
             begun=None if coordinator is None else begin(),
-            read_version=versions.fresh if kind == "fresh" else lambda: versions.cached(max_staleness),
+            read_version=versions.fresh if kind == "fresh" else partial(versions.cached, max_staleness),
             committed=versions.saw,
+            expected=versions.expected,
+            timeout=timeout,
+            once=None if idempotency_key is None else self._begin_once(idempotency_key),
         )
+
+    def _begin_once(self, key: str) -> Once:
+        encoded = check_idempotency_key(key)
+        if self._idempotency is None:
+            self._idempotency = open_idempotency(self.host, durable=self._durable)
+        return Once(self._idempotency, encoded)
 
     def run_transaction(
         self,
@@ -82,16 +118,96 @@ class TransactionCalls:
         timeout: timedelta = TIMEOUT,
         read_version: ReadVersion | None = None,
         max_staleness: timedelta = STALENESS_MAX,
+        idempotency_key: str | None = None,
     ) -> Result:
-        """Do work in a transaction and commit it; again after a conflict, at a fresh version."""
+        """Do work in a transaction and commit it; again after a conflict, at a fresh version.
+
+        With an `idempotency_key` it is committed once in a day, also if it is called again after
+        CommitUnknown, or by another process: later calls return the result of the first, which is kept as
+        JSON.
+
+        >>> import floodmark, tempfile
+        >>> def order(transaction):
+        ...     transaction.add(stock, b"books", -1)
+        ...     return {"ordered": 1}
+        >>> with floodmark.open(tempfile.mkdtemp(), site="oslo") as site:
+        ...     stock = site.create_namespace("stock", merge="counter")
+        ...     results = [site.run_transaction(order, idempotency_key="order-17") for _ in range(2)]
+        ...     results, stock.get(b"books")
+        ([{'ordered': 1}, {'ordered': 1}], -1)
+        """
         if not callable(work):
             raise InvalidArgument(f"work must be a function of a transaction, not {work!r:.60}")
 
         def begin(attempt: int) -> Transaction:
             kind = read_version if attempt == 1 else "fresh"
-            return self.transaction(timeout=timeout, read_version=kind, max_staleness=max_staleness)
+            transaction = self.transaction(
+                timeout=timeout,
+                read_version=kind,
+                max_staleness=max_staleness,
+                idempotency_key=idempotency_key,
+            )
+            transaction.attempt = attempt
+            return transaction
 
-        return run_transaction(begin, work, timeout=timeout)
+        return run_transaction(begin, work, timeout=timeout, pace=self._pace, rivals=self._rivals)
+
+    def append(
+        self,
+        namespace: AnyNamespace,
+        prefix: bytes,
+        value: Any,
+        *,
+        shift: int | None = None,
+        before: Version = VERSION_MAX,
+    ) -> Version:
+        """One `Transaction.append` as a commit of its own; its version.
+
+        Conflict, with a version in its details, if the version would not lie below `before`, or if another
+        node has the key then: the next call asks that node.
+        """
+        require_of(self.host, namespace)
+        versions = self._read_versions
+        above = versions.expected()
+        key, stored, bits = encode_appended(namespace, prefix, value, 0, shift, before)
+        key, stored = append_key(key[: append_size(key, bits)], bits, above, 0), set_after(stored, above)
+        try:
+            version: Version = self.host.router.call(
+                key, lambda partition: partition.write((key,), (stored,), durable=self._durable)
+            )
+        except Conflict as conflict:
+            versions.saw(version_of(conflict))
+            raise
+        versions.saw(version)
+        return version
+
+    def watch(self, namespace: AnyNamespace, key: bytes | str) -> "Future[Version]":
+        """A future that completes when a key changes from now on, with the version of a change.
+
+        It is cancelled when the site is closed.  Read and watch in one transaction to miss no change between.
+
+        >>> import floodmark, tempfile
+        >>> with floodmark.open(tempfile.mkdtemp(), site="oslo") as site:
+        ...     settings = site.create_namespace("settings")
+        ...     changed = site.watch(settings, b"colour")
+        ...     settings.put(b"colour", b"blue") == changed.result(timeout=60)
+        True
+        """
+        with self.transaction() as transaction:
+            return transaction.watch(namespace, key)
+
+    def transaction_outcome(self, transaction: str) -> TransactionOutcome:
+        """How a transaction has ended, by the id in the details of CommitUnknown.
+
+        Asking decides: one that is not committed by then never will be, and is aborted.  The outcome of a
+        commit without a coordinator is known for a minute at least, then unknown.  Raises Retryable if the
+        site does not answer, or nodes have not settled yet how it ends.
+        """
+        if not isinstance(transaction, str) or not transaction:
+            raise InvalidArgument(
+                f"name a transaction by the id in the details of CommitUnknown, not {transaction!r:.80}"
+            )
+        return find_outcome(self.host, transaction)
 
     @property
     def transactions(self) -> Transactions:

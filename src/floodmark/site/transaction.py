@@ -19,23 +19,38 @@ of a subscription, has a coordinator (`coordinated.py`).
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from datetime import timedelta
 from functools import wraps
 from threading import get_ident
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from floodmark.codec.ordered import encode_namespace
+from floodmark.codec.appends import NO_BUCKET, SHIFT_MAX, append_key, append_size, encode_append, set_after
+from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.feed.subscription.consumer import Delivery
 from floodmark.host.ports import Host
 from floodmark.host.transaction_port import NamespaceWrites
-from floodmark.model.errors import Closed, InvalidArgument, Retryable, TransactionEnded
+from floodmark.model.errors import (
+    Closed,
+    CommitUnknown,
+    Conflict,
+    InvalidArgument,
+    Retryable,
+    TransactionEnded,
+)
 from floodmark.model.limits import TRANSACTION_BYTES_MAX
+from floodmark.model.partition import ReadSet
 from floodmark.model.ranges import KeyRange, after
-from floodmark.model.version import Version
+from floodmark.model.version import VERSION_MAX, Version
 from floodmark.site.arguments import check_range
 from floodmark.site.coordinated import PACE, TIMEOUT, Coordinated, Pace
-from floodmark.site.gathering import AnyNamespace, GatheredWrites
-from floodmark.site.reading import TransactionReads
+from floodmark.site.gathering import AnyNamespace, GatheredWrites, require_of
+from floodmark.site.idempotency import Once
+from floodmark.site.read_versions import ReadVersions
+from floodmark.site.reading import ReadAt, TransactionReads
+from floodmark.site.rivals import Retries, Rivals
+from floodmark.site.uncoordinated import commit_uncoordinated, finish_commit
+from floodmark.site.watching import Watch, Watches
 
 # How often work is done again that met other transactions.
 ATTEMPTS_MAX = 100
@@ -54,22 +69,38 @@ class Transaction(GatheredWrites):
         self,
         host: Host,
         begin: Callable[[], Coordinated],
+        watches: Watches,
         *,
         durable: bool,
         begun: Coordinated | None = None,
-        read_version: Callable[[], Version] | None = None,
+        read_version: ReadAt | None = None,
         committed: Callable[[Version], None] = lambda _: None,
+        expected: Callable[[], Version] | None = None,
+        timeout: timedelta = TIMEOUT,
+        once: Once | None = None,
     ) -> None:
-        super().__init__("the transaction", bytes_max=TRANSACTION_BYTES_MAX)
+        super().__init__("the transaction", host, bytes_max=TRANSACTION_BYTES_MAX)
         # At which version it was committed; 0 before, and if it wrote nothing.
         self.version: Version = 0
-        self._host = host
+        # How often `run_transaction` has begun it.
+        self.attempt = 1
         self._begin = begin
         self._durable = durable
         self._coordinated = begun
-        self._reads = TransactionReads(read_version or host.versions.read_version, self._written)
+        read_version = read_version or ReadVersions(host.versions.read_version).fresh
+        self._reads = TransactionReads(host.router, read_version, self._rows)
+        self._watches = watches
+        self._watched: list[Watch] = []
+        # Appended values by key, without the version.
+        self._appends: list[tuple[bytes, bytes, int]] = []
+        # A version below that of the commit.
+        self._expected = expected or host.versions.read_version
         # Is told the version of the commit.
         self._committed = committed
+        self._timeout = timeout
+        self._once = once
+        # The id of a commit without a coordinator that got no answer.
+        self._doubtful = ""
         self._ended = False
         self._thread = get_ident()
 
@@ -77,7 +108,7 @@ class Transaction(GatheredWrites):
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if self._ended:
+        if self._ended or self._doubtful:
             return
         if error is None:
             self.commit()
@@ -86,8 +117,18 @@ class Transaction(GatheredWrites):
 
     @property
     def id(self) -> str:
-        """The name by which a coordinator of the site knows it; empty if it has none."""
-        return "" if self._coordinated is None else self._coordinated.id
+        """The id at its coordinator, or of a commit that got no answer; empty if it has neither."""
+        return self._doubtful if self._coordinated is None else self._coordinated.id
+
+    @property
+    def is_done(self) -> bool:
+        """Whether a transaction of its idempotency key was committed before; then it writes nothing."""
+        self._require_open()
+        return self._once is not None and self._once.is_done(self)
+
+    def run(self, work: Callable[["Transaction"], Result]) -> Result:
+        """The result of work in it, or of the earlier transaction of its idempotency key."""
+        return work(self) if self._once is None else self._once.run(self, lambda: work(self))
 
     # Reads
 
@@ -102,13 +143,16 @@ class Transaction(GatheredWrites):
 
         A `snapshot` read makes no conflict: the key may change before the commit.
         """
-        return self.get_many(namespace, (key,), snapshot=snapshot)[0]
+        self._require_open()
+        require_of(self._host, namespace)
+        return self._reads.get(namespace, key, snapshot=snapshot)
 
     def get_many(
         self, namespace: AnyNamespace, keys: Iterable[bytes | str], *, snapshot: bool = False
     ) -> list[Any]:
         """The values of several keys, in their order."""
         self._require_open()
+        require_of(self._host, namespace)
         return self._reads.get_many(namespace, keys, snapshot=snapshot)
 
     def scan(
@@ -127,6 +171,7 @@ class Transaction(GatheredWrites):
         The commit conflicts with writes to the part of the range that was read, of absent keys too.
         """
         self._require_open()
+        require_of(self._host, namespace)
         keys = _range(start, end, prefix)
         return self._reads.scan(namespace, keys, limit=limit, reverse=reverse, snapshot=snapshot)
 
@@ -141,7 +186,33 @@ class Transaction(GatheredWrites):
     ) -> None:
         """Let the commit conflict with writes to a key, or to a range, as if it had been read."""
         self._require_open()
+        require_of(self._host, namespace)
         self._reads.depend_on(namespace, _key_or_range(key, start, end, prefix))
+
+    def add_write_conflict(
+        self,
+        namespace: AnyNamespace,
+        key: bytes | str | None = None,
+        *,
+        start: bytes | str = b"",
+        end: bytes | str | None = None,
+        prefix: bytes | str | None = None,
+    ) -> None:
+        """Let others conflict that have read a key, or a part of a range, as if this one wrote it."""
+        self._require_open()
+        require_of(self._host, namespace)
+        self._reads.declare(namespace, _key_or_range(key, start, end, prefix))
+
+    def watch(self, namespace: AnyNamespace, key: bytes | str) -> "Future[Version]":
+        """A future that completes when the key changes after the reads, or after this commit if it writes it.
+
+        Its result is the version of a change.  It completes after the commit, and is cancelled if there is
+        none, or when the site is closed.
+        """
+        # The read moves the clock of the key's node past the version: each later change lies above it.
+        self.get(namespace, key, snapshot=True)
+        self._watched.append(self._watches.open(namespace, key, self._reads.version))
+        return self._watched[-1].future
 
     # Writes
 
@@ -158,6 +229,37 @@ class Transaction(GatheredWrites):
         for key in found:
             self.delete(namespace, key)
         return len(found)
+
+    def append(
+        self,
+        namespace: AnyNamespace,
+        prefix: bytes,
+        value: Any,
+        *,
+        shift: int | None = None,
+        before: Version = VERSION_MAX,
+    ) -> int:
+        """Write a value under `prefix + version + index`: the commit's version, and the number of the append.
+
+        The version has eight bytes and the index, which is returned, four.  With `shift`, the bits of
+        `version >> shift` stand before them in reversed order, in eight bytes: keys of neighbouring intervals
+        of versions lie far apart.  Conflict if the version would not be below `before`.
+        """
+        self._require_open()
+        require_of(self._host, namespace)
+        index = len(self._appends)
+        key, stored, bits = encode_appended(namespace, prefix, value, index, shift, before)
+        self._count_bytes(key, len(key) + len(stored))
+        self._namespaces[key[:NAMESPACE_BYTES]] = namespace
+        self._appends.append((key, stored, bits))
+        return index
+
+    def _writes(self, above: Version) -> dict[bytes, bytes]:
+        """All that it writes, to be committed above a version, and soon."""
+        return self._rows | {
+            append_key(key[: append_size(key, shift)], shift, above, index): set_after(stored, above)
+            for index, (key, stored, shift) in enumerate(self._appends)
+        }
 
     def acknowledge(self, *deliveries: Delivery) -> None:
         """Acknowledge changes of one subscription, if this transaction is committed."""
@@ -179,50 +281,84 @@ class Transaction(GatheredWrites):
     def commit(self) -> Version:
         """Make everything effective; its version, 0 if there is nothing to write.
 
-        Conflict if anything that it has read was written since.  After OutcomeUnknown of a transaction with a
-        coordinator, committing again finds the outcome out.
+        Conflict if anything that it has read was written since.  CommitUnknown if no answer comes within the
+        timeout; committing again finds the outcome out, and raises TransactionEnded if it was not committed.
         """
-        self._require_open()
-        reads = self._reads.conflicts
-        if self._coordinated is None:
-            rows = self._qualified()
-            version = self._host.router.write_together(rows, reads, durable=self._durable) if rows else 0
-            if version is not None:
-                self._ended = True
-                return self._commit_at(version)
-        writes = [
-            NamespaceWrites(namespace.name, namespace.id, rows) for namespace, rows in self._writes.values()
-        ]
-        return self._commit_at(self._coordinate().commit(writes, reads))
-
-    def _commit_at(self, version: Version) -> Version:
+        self._require_own()
+        try:
+            version = self._commit()
+        except BaseException as error:
+            self._unwatch()
+            if self._appends and isinstance(error, Conflict):
+                # The next attempt expects a version above it.
+                self._committed(version_of(error))
+            raise
         self.version = version
         if version:
             self._committed(version)
+        for watch in self._watched:
+            self._watches.arm(watch, version if watch.key in self._rows else self._reads.version)
         return version
 
-    def abort(self, reason: str = "by its owner") -> None:
-        """Leave everything as it was."""
+    def _commit(self) -> Version:
+        if self._once is not None and not self._doubtful and not self._once.record(self):
+            self._rows.clear()
+            self._appends.clear()
+        self._reads.attempt = self.attempt
+        reads, rows = self._reads.conflicts, self._rows
+        if self._appends:
+            above = self._expected()
+            rows = self._writes(above)
+            # Not an atomic batch, whose parts at several nodes would not know its version.
+            reads = reads or ReadSet(above)
+        if self._coordinated is None:
+            version = self._commit_uncoordinated(rows, reads)
+            if version is not None:
+                self._ended = True
+                return version
+        writes = {
+            prefix: NamespaceWrites(namespace.name, namespace.id, {})
+            for prefix, namespace in self._namespaces.items()
+        }
+        for key, stored in rows.items():
+            writes[key[:NAMESPACE_BYTES]].rows[key[NAMESPACE_BYTES:]] = stored
+        version = self._coordinate().commit([*writes.values()], reads)
         self._ended = True
+        return version
+
+    def _commit_uncoordinated(self, rows: dict[bytes, bytes], reads: ReadSet | None) -> Version | None:
+        if not rows:
+            return None if reads is not None and reads.writes else 0
+        if self._doubtful:
+            return finish_commit(self._host, self._doubtful, timeout=self._timeout)
+        try:
+            return commit_uncoordinated(self._host, rows, reads, durable=self._durable, timeout=self._timeout)
+        except CommitUnknown as error:
+            self._doubtful = str(error.details["transaction"])
+            raise
+
+    def abort(self, reason: str = "by its owner") -> None:
+        """Leave everything as it was.  A commit that got no answer may have happened."""
+        self._ended = True
+        self._unwatch()
         if self._coordinated is not None:
             self._coordinated.abort(reason)
+
+    def _unwatch(self) -> None:
+        for watch in self._watched:
+            watch.future.cancel()
 
     def _coordinate(self) -> Coordinated:
         if self._coordinated is None:
             self._coordinated = self._begin()
         return self._coordinated
 
-    def _qualified(self) -> dict[bytes, bytes]:
-        return {
-            encode_namespace(namespace.id) + key: stored
-            for namespace, written in self._writes.values()
-            for key, stored in written.items()
-        }
-
-    def _written(self, namespace: int) -> dict[bytes, bytes]:
-        return self._writes[namespace][1] if namespace in self._writes else {}
-
     def _require_open(self) -> None:
+        if self._doubtful:
+            raise Closed("a commit of the transaction got no answer; call commit() once more to find out")
+        self._require_own()
+
+    def _require_own(self) -> None:
         if self._ended or (self._coordinated is not None and self._coordinated.ended):
             raise Closed("the transaction has ended; begin another one with site.transaction()")
         if get_ident() != self._thread:
@@ -237,23 +373,28 @@ def run_transaction(
     *,
     timeout: timedelta = TIMEOUT,
     pace: Pace = PACE,
+    rivals: Rivals,
 ) -> Result:
     """Commit work in a transaction; again after a conflict, or after a restart that aborted the commit.
 
     `begin` gets the number of the attempt.
     """
-    pauses, until = pace.pauses(), pace.time_seconds() + timeout.total_seconds()
-    for attempt in range(1, ATTEMPTS_MAX + 1):
-        try:
-            with begin(attempt) as transaction:
-                return work(transaction)
-        except Retryable:
-            if attempt == ATTEMPTS_MAX or pace.time_seconds() >= until:
-                raise
-        except TransactionEnded as error:
-            if not error.details.get("restarted") or attempt == ATTEMPTS_MAX:
-                raise
-        next(pauses)
+    until = pace.time_seconds() + timeout.total_seconds()
+    retries: Retries | None = None
+    try:
+        for attempt in range(1, ATTEMPTS_MAX + 1):
+            try:
+                with begin(attempt) as transaction:
+                    return transaction.run(work)
+            except (Retryable, TransactionEnded) as error:
+                is_over = attempt == ATTEMPTS_MAX or pace.time_seconds() >= until
+                if is_over or not (isinstance(error, Retryable) or error.details.get("restarted")):
+                    raise
+                retries = retries or rivals.retries(pace)
+                retries.wait(error)
+    finally:
+        if retries is not None:
+            retries.leave()
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -287,6 +428,24 @@ def transactional(
         return found
 
     return call
+
+
+def encode_appended(
+    namespace: AnyNamespace, prefix: bytes, value: Any, index: int, shift: int | None, before: Version
+) -> tuple[bytes, bytes, int]:
+    """The qualified key of an append without its version, its value in the request, and its shift."""
+    if shift is not None and not 0 <= shift <= SHIFT_MAX:
+        raise InvalidArgument(f"a shift is 0 to {SHIFT_MAX} bits, not {shift!r:.60}")
+    policy, qualify, expire = namespace.encoding
+    bits = NO_BUCKET if shift is None else shift
+    key = qualify(append_key(prefix, bits, 0, index))
+    return key, encode_append(policy.put(prefix, value, expire(None)), bits, before=before), bits
+
+
+def version_of(conflict: Conflict) -> Version:
+    """The version that a conflict tells of, or 0."""
+    version = conflict.details.get("version")
+    return version if isinstance(version, int) else 0
 
 
 def _range(start: bytes | str, end: bytes | str | None, prefix: bytes | str | None) -> KeyRange:

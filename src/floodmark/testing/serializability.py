@@ -8,7 +8,8 @@ then has these edges:
 - ww: the writer of a value, to the writer of the next value of the key;
 - wr: the writer of a value, to each transaction that read it;
 - rw: a transaction that read a value, to the writer of the next value of the key;
-- rt: a transaction that ended, to each that began later.
+- rt: a transaction that ended, to each that began later;
+- so: a transaction, to a later one of the same client that names it.
 
 The history is strictly serializable if and only if the graph has no cycle, given that no transaction read
 what was never committed.  A range that was read is a read of every key in it, of absent ones too: so a
@@ -19,8 +20,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
+from math import inf
+from typing import Final
 
 from floodmark.model.ranges import KeyRange
+
+EVER: Final = -inf
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,7 @@ class Observed:
 
     `ended` is None if the client never learned the outcome: then its writes count if the store holds them.
     Reads have None for a key that was absent.  An aborted transaction may stand here with its reads alone.
+    One that is held to no real time began at `EVER`; it still comes after those whose names are in `after`.
     """
 
     name: str
@@ -37,6 +43,7 @@ class Observed:
     reads: Mapping[bytes, bytes | None] = field(default_factory=dict)
     ranges: Sequence[tuple[KeyRange, Mapping[bytes, bytes]]] = ()
     writes: Mapping[bytes, bytes] = field(default_factory=dict)
+    after: Sequence[str] = ()
 
     def __str__(self) -> str:
         return self.name
@@ -72,6 +79,9 @@ class _Graph:
         if len(self._history) < len(history):
             raise ValueError("two transactions of a history have one name")
         self._orders = orders
+        self._places = {
+            key: {value: place for place, value in enumerate(values)} for key, values in orders.items()
+        }
         # Of each transaction, those that come before it, and why.
         self._before: dict[str, dict[str, str]] = {each.name: {} for each in history}
         self._writers = self._find_writers()
@@ -79,6 +89,8 @@ class _Graph:
             self._add_writes(key, values)
         for each in history:
             self._add_reads(each)
+            for name in each.after:
+                self._add(name, each.name, "so")
         self._add_times()
 
     def order(self) -> list[Observed]:
@@ -93,15 +105,15 @@ class _Graph:
     def _find_writers(self) -> dict[tuple[bytes, bytes], str]:
         """The transaction that wrote each value."""
         writers: dict[tuple[bytes, bytes], str] = {}
-        held = {(key, value) for key, values in self._orders.items() for value in values}
+        places = self._places
         for each in self._history.values():
-            for write in each.writes.items():
-                if write in writers:
-                    raise ValueError(f"two transactions wrote {write[1]!r} to {write[0]!r}")
-                if write in held:
-                    writers[write] = each.name
+            for key, value in each.writes.items():
+                if (key, value) in writers:
+                    raise ValueError(f"two transactions wrote {value!r} to {key!r}")
+                if value in places.get(key, ()):
+                    writers[key, value] = each.name
                 elif each.ended is not None:
-                    raise NotSerializable(f"{each} has ended, and its write to {write[0]!r} is lost")
+                    raise NotSerializable(f"{each} has ended, and its write to {key!r} is lost")
         return writers
 
     def _add_writes(self, key: bytes, values: Sequence[bytes]) -> None:
@@ -114,13 +126,13 @@ class _Graph:
         for keys, found in reader.ranges:
             read.update({key: found.get(key) for key in {*self._orders, *found} if keys.contains(key)})
         for key, value in read.items():
-            values = self._orders.get(key, ())
-            if value is not None and value not in values:
+            values, places = self._orders.get(key, ()), self._places.get(key, {})
+            if value is not None and value not in places:
                 raise NotSerializable(f"{reader} read {value!r} of {key!r}, which was never committed")
             following = 0
             if value is not None:
                 self._add(self._writers.get((key, value)), reader.name, "wr")
-                following = values.index(value) + 1
+                following = places[value] + 1
             if following < len(values):
                 self._add(reader.name, self._writers.get((key, values[following])), "rw")
 

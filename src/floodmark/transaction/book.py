@@ -238,7 +238,7 @@ class OverTime(Exception):
 
 
 class TransactionBook:
-    """What a coordinator knows.  Callers hold the lock, except where a method says that it takes it."""
+    """A coordinator's transactions in memory.  Callers hold the lock, except where a method takes it."""
 
     def __init__(self, held: dict[str, HeldTransaction], growing_ms: TimeSource) -> None:
         self.lock = Lock()

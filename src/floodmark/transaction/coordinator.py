@@ -44,7 +44,7 @@ from floodmark.model.partition import Decision, Fate
 from floodmark.model.transaction import Participant, TransactionState, TransactionStatistics
 from floodmark.model.version import Version
 from floodmark.transaction.book import Ended, HeldTransaction, OverTime, TransactionBook, not_found, replay
-from floodmark.transaction.ending import Ending, Participants
+from floodmark.transaction.ending import AtOnce, Ending, Participants, one_by_one
 from floodmark.transaction.records import (
     Aborting,
     Begun,
@@ -93,7 +93,7 @@ class TransactionCoordinator:
     """Decides about the transactions of one log, which it opens.  Safe to use from many threads.
 
     Each call returns when its step is durable.  `mint` returns a new name at each call; `is_abandoned` tells
-    whether the process that began an open transaction has ended.
+    whether the process that began an open transaction has ended; `at_once` makes the calls of participants.
     """
 
     def __init__(
@@ -108,6 +108,7 @@ class TransactionCoordinator:
         growing_ms: TimeSource = monotonic_ms,
         wait_seconds_max: float = WAIT_SECONDS_MAX,
         is_abandoned: Callable[[str], bool] = lambda _: False,
+        at_once: AtOnce = one_by_one,
     ) -> None:
         name = f"{LEDGERS}{number}"
         log = open_log(
@@ -125,7 +126,7 @@ class TransactionCoordinator:
         self.log.acknowledge(orphans)
         self._book = TransactionBook(held, growing_ms)
         self._lock = self._book.lock
-        self._ending = Ending(self._book, self.log, participants)
+        self._ending = Ending(self._book, self.log, participants, at_once)
 
     # Called by transactions
 
@@ -186,7 +187,7 @@ class TransactionCoordinator:
         self._end(Aborting(transaction, reason[:_REASON_CHARACTERS_MAX]))
 
     def fate(self, transaction: str) -> Fate:
-        """What becomes of a transaction's prepared writes.  Aborts a transaction past its deadline."""
+        """The decision about a transaction's prepared writes.  Aborts a transaction past its deadline."""
         with self._lock:
             held = self._book.held.get(transaction)
             is_late = held is not None and self._book.is_late(held)

@@ -5,9 +5,10 @@ transaction are acknowledged together, so that the log is as long as what is ope
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Final, Protocol
+from functools import partial
+from typing import Final, Protocol, TypeAlias
 
 from floodmark.log import BatchedWriter
 from floodmark.model.errors import Closed, PartlyDone
@@ -18,6 +19,14 @@ from floodmark.transaction.records import Record
 
 _ERROR_CHARACTERS_MAX: Final = 500
 _log = logging.getLogger("floodmark.transaction")
+
+# Makes calls that raise nothing; their results, when all have ended.
+AtOnce: TypeAlias = Callable[[Sequence[Callable[[], str | None]]], Sequence[str | None]]
+
+
+def one_by_one(calls: Sequence[Callable[[], str | None]]) -> list[str | None]:
+    """Make calls in this thread."""
+    return [call() for call in calls]
 
 
 class Participants(Protocol):
@@ -37,10 +46,13 @@ class Participants(Protocol):
 class Ending:
     """Brings decided transactions to their end.  Safe to use from many threads."""
 
-    def __init__(self, book: TransactionBook, log: BatchedWriter[Record], participants: Participants) -> None:
+    def __init__(
+        self, book: TransactionBook, log: BatchedWriter[Record], participants: Participants, at_once: AtOnce
+    ) -> None:
         self._book = book
         self._log = log
         self._participants = participants
+        self._at_once = at_once
 
     def tell(self, decided: Iterable[HeldTransaction]) -> None:
         """Tell the participants of some transactions; end those of which all confirm.
@@ -79,9 +91,9 @@ class Ending:
 
     def _tell(self, held: HeldTransaction) -> bool:
         """Tell the participants that have not confirmed; whether all have now."""
-        for participant, before in list(held.waiting.items()):
-            attempts = before.attempts + 1
-            error = self._tell_one(held, participant, attempts)
+        waiting = [(participant, before.attempts + 1) for participant, before in held.waiting.items()]
+        errors = self._at_once([partial(self._tell_one, held, *each) for each in waiting])
+        for (participant, attempts), error in zip(waiting, errors, strict=True):
             if error is None:
                 del held.waiting[participant]
             else:

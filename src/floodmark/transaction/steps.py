@@ -49,7 +49,7 @@ class TransactionStep(Promise[HeldTransaction | Ended]):
                 self._book.release(self._held)
 
     def _exit(self) -> None:
-        """Undo what `enter` counted."""
+        """Undo `enter`."""
         raise NotImplementedError
 
     @property

@@ -106,7 +106,7 @@ class AsyncLines:
         return method.decode_reply(answer)
 
     def close(self) -> None:
-        """Let go of all lines."""
+        """Close all lines."""
         for line in self._open:
             line.transport.abort()
 

@@ -1,4 +1,4 @@
-"""Point calls over RESP, without I/O: how they travel, whatever carries them (`server/resp/calls.py`)."""
+"""The encoding of point calls over RESP, without I/O (`server/resp/calls.py` answers them)."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -19,7 +19,7 @@ def is_pong(reply: object) -> bool:
 
 
 def encode_greeting(token: str | None) -> tuple[bytes, int]:
-    """What a client says first, and how many replies there are to it."""
+    """The first request of a client, and the number of replies to it."""
     hello = encode_call(HELLO.head, HELLO.encode_request(HELLO.request()))
     if token is None:
         return hello, 1
@@ -27,7 +27,7 @@ def encode_greeting(token: str | None) -> tuple[bytes, int]:
 
 
 def require_greeting(replies: Sequence[object], expected: Hello) -> None:
-    """Refuse a server that is not the one which told of its port, or does not know the token."""
+    """Raise an error for a server of another site, or one that does not know the token."""
     for reply in replies[:-1]:
         if isinstance(reply, ErrorReply):
             raise take_failure(reply)
@@ -50,7 +50,7 @@ def take_answer(reply: object) -> bytes:
 
 
 def take_failure(reply: object) -> FloodmarkError:
-    """The error for a reply that only a refusal of RESP itself can be."""
+    """The error for a reply of the RESP protocol itself."""
     if isinstance(reply, ErrorReply) and reply.startswith(_NOT_KNOWN):
         return NotAuthenticated(f"the server does not know this caller: {reply}")
     return WireMismatch(f"the server answers, but not as a Floodmark server does: {reply!r:.200}")

@@ -62,7 +62,7 @@ def resume_changes(
     renew: Callable[[], object],
     pause: Callable[[FloodmarkError], object],
 ) -> Iterator[ChangeBatch]:
-    """One stream over several: after an error that another node may not have, the next one goes on.
+    """One stream over several: after an error that another node may not have, the next one continues.
 
     The first batch of each stream is empty.  `renew` is called when a stream got on, and `pause` before the
     next is opened: it waits, or raises the error.

@@ -71,7 +71,7 @@ class Connections:
             return self._by_url[url]
 
     def keep(self, urls: Collection[str]) -> None:
-        """Forget all other servers.  Calls and streams that are under way there go on."""
+        """Forget all other servers.  Calls and streams in progress there continue."""
         with self._lock:
             self._by_url = {url: found for url, found in self._by_url.items() if url in urls}
 
@@ -125,12 +125,12 @@ class Nodes:
 
     @property
     def are_several(self) -> bool:
-        """Whether another node may answer in place of one that does not."""
+        """Whether the site may have several nodes, so that another can answer."""
         return len(self.urls) > 1
 
     @property
     def near(self) -> str:
-        """The URL of the node that calls for any node go to: one that answered."""
+        """The URL of the node for calls that any node answers: the last that answered."""
         return self._near
 
     def learn(self, reply: MapReply) -> None:
@@ -150,7 +150,7 @@ class Nodes:
         return self._at(self._learned.get(number, self._near))
 
     def leave(self, url: str) -> None:
-        """Ask another node from now on, after this one did not answer."""
+        """Use another node from now on, because this one did not answer."""
         others = [other for other in self.urls if other != url]
         if url == self._near and others:
             self._near = others[0]
@@ -175,11 +175,11 @@ class Nodes:
     def run(
         self, work: Callable[[Connection], Result], *, at_keeper: bool = False, lengthy: bool = False
     ) -> Result:
-        """Do something over a connection; again, while nothing was done, until the time for it is over."""
+        """Call a function with a connection; retry until the timeout, as long as nothing was done."""
         return self.patiently(lambda: self.run_once(work, at_keeper=at_keeper), lengthy=lengthy)
 
     def patiently(self, work: Callable[[], Result], *, lengthy: bool = False) -> Result:
-        """Repeat something that asks each node once, while nothing was done and there is time."""
+        """Retry a function that asks each node once, until the timeout, as long as nothing was done."""
         attempts = Attempts(self, max(self.timeout_seconds, LENGTHY_SECONDS if lengthy else 0))
         attempts.start()
         while True:
@@ -236,7 +236,7 @@ class Nodes:
         return Attempts(self, self.timeout_seconds)
 
     def stream_attempts(self) -> "Attempts":
-        """The attempts of a stream, which have more time once it got on."""
+        """The attempts of a stream, whose time starts again when it makes progress."""
         begin = self.timeout_seconds if self.are_several else BEGIN_SECONDS
         return Attempts(self, begin, max(begin, STREAM_SECONDS))
 
@@ -281,7 +281,7 @@ class Nodes:
 
 
 class RemoteCalls:
-    """Has the methods of a port; each is a call."""
+    """The methods of a port as remote calls."""
 
     def __init__(self, call: Callable[..., Any], methods: Iterable[Method[Any]]) -> None:
         for method in methods:
@@ -289,7 +289,7 @@ class RemoteCalls:
 
 
 class Attempts:
-    """The attempts of one call: growing pauses between them, within a time from the first failure on."""
+    """The attempts of one call, with growing pauses, within a time that starts at the first failure."""
 
     def __init__(self, nodes: Nodes, seconds: float, renewed_seconds: float | None = None) -> None:
         self._nodes = nodes
@@ -299,11 +299,11 @@ class Attempts:
         self._backoff = Backoff(PAUSE_MS, longest_ms=PAUSE_MS_MAX, budget_ms=NO_BUDGET_MS)
 
     def start(self) -> None:
-        """Let the time run from now on."""
+        """Start the time now."""
         self._ends = self._nodes.seconds() + self._allowed_seconds
 
     def renew(self) -> None:
-        """Begin anew: the call got on."""
+        """Reset the pauses and the time, after progress."""
         self._allowed_seconds = self._renewed_seconds
         self._ends = None
         self._backoff.reset()

@@ -1,4 +1,4 @@
-"""Rows as Arrow columns, and back.  Whole columns at a time: nothing here is done row by row.
+"""Rows as Arrow columns, and back, whole columns at a time.
 
     scan      key: binary (the user's) | value: binary (the user's)
     changes   version: uint64 | partition: uint32 | key: binary | value: binary [ | before: binary, or null ]
@@ -42,7 +42,7 @@ CHANGES_WITH_BEFORES: Final = CHANGES.append(pyarrow.field("before", _BINARY))
 
 
 class BatchMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a batch of changes says besides its rows."""
+    """The metadata of a batch of changes."""
 
     through: Version
     way: Way = Way.LOG

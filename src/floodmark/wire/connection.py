@@ -104,7 +104,7 @@ class Connection:
     # Calls
 
     def hello(self) -> Hello:
-        """Ask the server who it is, and agree on a version of the wire."""
+        """Ask the server for its identity, and agree on a version of the wire."""
         try:
             hello = self.call(HELLO)
         except WireMismatch as refusal:
@@ -195,11 +195,11 @@ class Connection:
         return self._token.text
 
     def tls_context(self) -> SSLContext | None:
-        """The settings of an encrypted line; None for one in the clear."""
+        """The TLS settings of a line; None without encryption."""
         return self._certificates.context() if self._tls else None
 
     def offered(self) -> Hello | None:
-        """The server's word on the port for lines; None if it is to be asked, or takes none now."""
+        """The server's `Hello` with its port for lines; None if it is unknown, or lines are refused now."""
         return self._lines.offered()
 
     def refuse_lines(self, hello: Hello, error: Exception) -> None:
@@ -235,7 +235,7 @@ class Connection:
 
     @contextmanager
     def translated(self, *, writes: bool, patience: float | None = None) -> Iterator[None]:
-        """Raise what goes wrong on the way as an error of ours."""
+        """Raise errors of the transport as Floodmark's."""
         try:
             yield
         except TRANSPORT_ERRORS as error:
@@ -244,7 +244,7 @@ class Connection:
     def translate(
         self, error: BaseException, *, writes: bool, patience: float | None = None
     ) -> FloodmarkError:
-        """What a failed call means for its caller."""
+        """The error of a failed call for its caller."""
         return translate(error, writes=writes, server=self.url, patience=patience)
 
     def pause(self, seconds: float | None, error: FloodmarkError) -> None:
@@ -255,12 +255,12 @@ class Connection:
             raise self._closed()
 
     def require_open(self) -> None:
-        """Refuse to go on after `close`."""
+        """Raise Closed after `close`."""
         if self._closing.is_set():
             raise self._closed()
 
     def close(self) -> None:
-        """Let go.  Closing twice is harmless."""
+        """Close the connection.  Closing twice is harmless."""
         self._closing.set()
         self._lines.close()
         for reader in list(self._readers):
@@ -300,14 +300,14 @@ class Connection:
 
 
 class RowStream:
-    """Batches of rows as they come.  Close it: the server works for it until then."""
+    """Batches of rows as they arrive.  Close it to let the server stop."""
 
     def __init__(self, connection: Connection, reader: Any) -> None:
         self._connection = connection
         self._reader = reader
 
     def __iter__(self) -> Iterator[tuple[pyarrow.RecordBatch, bytes]]:
-        """Batches with their metadata.  Errors of the way are raised as ours."""
+        """Batches with their metadata.  Raises errors of the transport as Floodmark's."""
         while True:
             try:
                 chunk = self._reader.read_chunk()
@@ -320,6 +320,6 @@ class RowStream:
             yield chunk.data, b"" if chunk.app_metadata is None else chunk.app_metadata.to_pybytes()
 
     def close(self) -> None:
-        """Tell the server that no more is wanted."""
+        """Let the server stop."""
         with suppress(*TRANSPORT_ERRORS):
             self._reader.cancel()

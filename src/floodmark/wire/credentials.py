@@ -1,4 +1,4 @@
-"""What a client shows to a server: a token, a certificate.  Neither is sent anywhere else."""
+"""The credentials of a client: a token, a certificate.  Neither is sent anywhere but to its server."""
 
 import os
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ PathLike = str | os.PathLike[str]
 
 
 class Token:
-    """A bearer token, given as it is or by a file that may be replaced while it is in use."""
+    """A bearer token, as a text or in a file that may be replaced while it is in use."""
 
     def __init__(self, token: str | None, file: PathLike | None) -> None:
         if token is not None and file is not None:
@@ -40,7 +40,7 @@ class Token:
 
 @dataclass(frozen=True, kw_only=True)
 class Certificates:
-    """PEM texts for TLS: who may vouch for the server, and who the client is."""
+    """PEM texts for TLS: the root certificates, and the client's certificate and key."""
 
     root: bytes | None = None
     certificate: bytes | None = None
@@ -59,7 +59,7 @@ class Certificates:
     def load(
         cls, root: PathLike | None, certificate: PathLike | None, key: PathLike | None
     ) -> "Certificates":
-        """Read what is named.  A certificate is of no use without its key."""
+        """Read the named files.  A certificate needs its key."""
         if (certificate is None) != (key is None):
             raise InvalidArgument("tls_certificate and tls_key belong together; pass both or neither")
         return cls(

@@ -91,14 +91,14 @@ def decode_error(encoded: bytes) -> FloodmarkError | None:
 
 
 def to_flight_error(error: FloodmarkError) -> flight.FlightServerError:
-    """An error in the form in which a server may raise it: anything else would show its traceback."""
+    """An error as Arrow Flight's, for a server to raise: others would show their traceback to the client."""
     return flight.FlightServerError(str(error)[:200], extra_info=encode_error(error))
 
 
 def translate(
     error: BaseException, *, writes: bool, server: str, patience: float | None = None
 ) -> FloodmarkError:
-    """What a failed call means for its caller.
+    """The error of a failed call for its caller.
 
     `writes` says whether the call changes something, `patience` how many seconds it had.
     """
@@ -122,7 +122,7 @@ def translate(
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether the connection failed, rather than the server having answered with an error."""
+    """Whether the connection failed; False if the server answered with an error."""
     return decode_error(getattr(error, "extra_info", b"") or b"") is None
 
 
@@ -146,6 +146,6 @@ def _lost(error: BaseException, said: str, *, writes: bool, server: str) -> Floo
 
 
 def _first_line(error: BaseException) -> str:
-    """The reason without what Arrow puts around it."""
+    """The message without Arrow's additions."""
     text = str(error).partition("\n")[0]
     return (text.rpartition("with message: ")[2] or type(error).__name__)[:500]

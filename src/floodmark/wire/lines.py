@@ -105,7 +105,7 @@ class Line:
             return
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._socket.close()
 
 
@@ -132,7 +132,7 @@ class Lines:
         self._open: set[Line] = set()
         self._opening = 0
         self._is_closed = False
-        # What the server has said of itself last; None if it is to be asked.
+        # The last `Hello` of the server; None if it is to be asked.
         self._hello: Hello | None = None
         self._backoff = Backoff(PAUSE_MS, longest_ms=PAUSE_MS_MAX, budget_ms=NO_BUDGET_MS)
         self._shut_until = 0.0
@@ -141,11 +141,11 @@ class Lines:
         _forked.add(self)
 
     def learn(self, hello: Hello) -> None:
-        """Take in what the server says of itself."""
+        """Take in the server's `Hello`."""
         self._hello = hello
 
     def offered(self) -> Hello | None:
-        """What the server has said of itself, if it takes calls over RESP now."""
+        """The server's last `Hello`, if it takes calls over RESP now."""
         hello = self._hello
         is_open = hello is not None and hello.resp_port and self._seconds() >= self._shut_until
         return hello if is_open else None
@@ -191,7 +191,7 @@ class Lines:
             self.discard(line)
 
     def close(self) -> None:
-        """End all calls, and let go of all lines."""
+        """End all calls, and close all lines."""
         with self._lock:
             self._is_closed = True
         self.close_resting()

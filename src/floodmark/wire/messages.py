@@ -131,12 +131,15 @@ def encode(message: object) -> bytes:
     return _encoder.encode(message)
 
 
-_encoder: Final = msgspec.msgpack.Encoder()
+# Columns and views of keys travel as lists.
+_encoder: Final = msgspec.msgpack.Encoder(enc_hook=list)
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """Who a server is, what time it is there, which versions of the wire it speaks, and the port at which it
-    takes point calls over RESP; 0 for none."""
+    """The identity and time of a server, the versions of the wire that it speaks, and its port for RESP.
+
+    The port is 0 without RESP.
+    """
 
     site: str
     site_id: int
@@ -156,7 +159,7 @@ class PartitionEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MapReply(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The partitions in order of keys, and what one commit of any of them may hold.
+    """The partitions in order of keys, and the limits of one commit.
 
     `nodes` has the URLs of the nodes that serve the site, by number, and `keeper` is one of these numbers;
     a site of one process has none.
@@ -268,6 +271,7 @@ def _of_partition(function: Callable[..., Reply], name: str = "", *, frequent: b
 HELLO: Final = derive(ServerCalls.hello, "hello", array_like=True)
 MAP: Final = derive(ServerCalls.map, "map", array_like=True)
 GET: Final = _of_partition(Partition.get)
+GET_FRESH: Final = _of_partition(Partition.get_fresh)
 FIND: Final = _of_partition(Partition.find)
 GET_MANY: Final = _of_partition(Partition.get_many)
 READ_BATCHES: Final = _of_partition(Partition.read_batches)
@@ -281,11 +285,14 @@ DELETE_UNCHANGED: Final = _of_partition(Partition.delete_unchanged)
 PUT_UNCHANGED: Final = _of_partition(Partition.put_unchanged)
 # Steps may wait for each other, and the server has few threads for calls over RESP.
 PREPARE: Final = _of_partition(Partition.prepare, frequent=False)
-COMMIT_PREPARED: Final = _of_partition(Partition.commit_prepared, frequent=False)
+# Those of an atomic batch wait for nothing but their round.
+PREPARE_BATCH: Final = _of_partition(Partition.prepare, "prepare_batch")
+COMMIT_PREPARED: Final = _of_partition(Partition.commit_prepared)
 ABORT_PREPARED: Final = _of_partition(Partition.abort_prepared, frequent=False)
 ASK_PREPARED: Final = _of_partition(Partition.ask_prepared, frequent=False)
 ENDED_PREPARED: Final = _of_partition(Partition.ended_prepared, frequent=False)
 VALIDATE: Final = _of_partition(Partition.validate, frequent=False)
+RESERVE: Final = _of_partition(Partition.reserve, frequent=False)
 SETTLE: Final = _of_partition(Partition.settle, frequent=False)
 REPAIR: Final = _of_partition(Partition.repair, frequent=False)
 RESOLVED: Final = _of_partition(Partition.resolved_version, "resolved", frequent=False)

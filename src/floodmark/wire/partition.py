@@ -1,25 +1,24 @@
 """Partitions behind a server, which look like those of this process."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
+from functools import wraps
 from threading import Lock
+from typing import Concatenate, ParamSpec, TypeVar
 
 import pyarrow
 
 from floodmark.codec.columns import records_schema
-from floodmark.model.errors import FloodmarkError, PartitionMoved, Unreachable, WireMismatch
-from floodmark.model.limits import REQUEST_BYTES_MAX
+from floodmark.model.errors import FloodmarkError, PartitionMoved, Retryable, Unreachable, WireMismatch
+from floodmark.model.limits import QUICK_CALL_BYTES_MAX, REQUEST_BYTES_MAX
 from floodmark.model.partition import (
     CommitLimits,
     Content,
-    Fate,
     LinkGuard,
     Partition,
     PartitionMap,
-    ReadSet,
 )
 from floodmark.model.ranges import KeyRange
-from floodmark.model.record import AtomicAnswer, Versioned
 from floodmark.model.version import Version
 from floodmark.wire.cluster import ELSEWHERE, Nodes
 from floodmark.wire.columns import decode_pairs, require_records
@@ -34,22 +33,26 @@ from floodmark.wire.messages import (
     ENDED_PREPARED,
     FIND,
     GET,
+    GET_FRESH,
     GET_MANY,
     GET_MANY_KEYS_MAX,
     LOAD,
     MAP,
     MERGE,
     PREPARE,
+    PREPARE_BATCH,
     PUT,
     PUT_UNCHANGED,
     READ_BATCHES,
     REPAIR,
+    RESERVE,
     RESOLVED,
     SETTLE,
     TICKET,
     VALIDATE,
     WRITE,
     MapReply,
+    Method,
     RecordsTicket,
     ScanTicket,
     Ticket,
@@ -59,110 +62,97 @@ from floodmark.wire.messages import (
 _KEYS_BYTES_MAX = REQUEST_BYTES_MAX // 2
 
 
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def _remote(
+    called: Callable[Concatenate[Partition, Parameters], Result], method: Method[Result]
+) -> "Callable[Concatenate[RemotePartition, Parameters], Result]":
+    """A call of a partition, sent to the server that has it."""
+
+    @wraps(called)
+    def call(own: "RemotePartition", /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        return own.connection.call(method, own.id, *args, **kwargs)
+
+    return call
+
+
 class RemotePartition:
     """A range of qualified keys, served by the process at the other end."""
 
     def __init__(
-        self, connection: Connection, partition_id: int, keys: KeyRange, limits: CommitLimits
+        self,
+        connection: Connection,
+        partition_id: int,
+        keys: KeyRange,
+        limits: CommitLimits,
+        *,
+        is_alone: bool = False,
     ) -> None:
         self.id = partition_id
         self.range = keys
         self.limits = limits
         self.place = connection.url
-        self._connection = connection
+        self.is_alone = is_alone
+        # To the server that has it.
+        self.connection = connection
 
     def __repr__(self) -> str:
         return f"RemotePartition({self.id}, {self.place!r})"
 
-    @property
-    def connection(self) -> Connection:
-        """The connection to the server that has it."""
-        return self._connection
-
     # Reads
 
-    def get(self, key: bytes, at: Version | None = None) -> bytes | None:
-        return self._connection.call(GET, self.id, key, at)
-
-    def find(self, key: bytes, at: Version | None = None) -> Versioned | None:
-        return self._connection.call(FIND, self.id, key, at)
+    get = _remote(Partition.get, GET)
+    get_fresh = _remote(Partition.get_fresh, GET_FRESH)
+    find = _remote(Partition.find, FIND)
+    read_batches = _remote(Partition.read_batches, READ_BATCHES)
 
     def get_many(self, keys: Sequence[bytes], at: Version | None = None) -> list[bytes | None]:
         values: list[bytes | None] = []
         # An answer may hold fewer values than were asked for, if they are large.
         while len(values) < len(keys):
-            found = self._connection.call(GET_MANY, self.id, _portion(keys, len(values)), at)
+            found = self.connection.call(GET_MANY, self.id, _portion(keys, len(values)), at)
             if not found:
-                raise WireMismatch(f"{self._connection.url} gave no values for keys that were asked for")
+                raise WireMismatch(f"{self.connection.url} gave no values for keys that were asked for")
             values += found
         return values
-
-    def read_batches(
-        self, keys: Sequence[bytes], among: Sequence[bytes], at: Version | None = None
-    ) -> AtomicAnswer:
-        return self._connection.call(READ_BATCHES, self.id, list(keys), list(among), at)
 
     def scan(
         self, keys: KeyRange, at: Version, *, rows_max: int | None = None, reverse: bool = False
     ) -> Iterator[list[tuple[bytes, bytes]]]:
-        for batch in self._batches(ScanTicket(self.id, keys, at, rows_max, reverse)):
+        for batch in _batches(self.connection, ScanTicket(self.id, keys, at, rows_max, reverse)):
             yield decode_pairs(batch)
 
     def scan_records(
         self, keys: KeyRange, at: Version, *, dead: bool = False, content: Content = Content.WHOLE
     ) -> Iterator[pyarrow.RecordBatch]:
         schema = records_schema(content)
-        for batch in self._batches(RecordsTicket(self.id, keys, at, dead, content)):
+        for batch in _batches(self.connection, RecordsTicket(self.id, keys, at, dead, content)):
             require_records(batch, schema)
             yield batch
 
-    def _batches(self, ticket: Ticket) -> Iterator[pyarrow.RecordBatch]:
-        with closing(self._connection.open_reader(TICKET.encode_request(ticket))) as reader:
-            for batch, _ in reader:
-                yield batch
-
     # Writes
 
-    def put(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
-        return self._connection.call(PUT, self.id, list(keys), list(values), durable)
-
-    def merge(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
-        return self._connection.call(MERGE, self.id, list(keys), list(values), durable)
-
-    def write(
-        self,
-        keys: Sequence[bytes],
-        values: Sequence[bytes],
-        *,
-        durable: bool,
-        batch: bool = False,
-        reads: ReadSet | None = None,
-    ) -> Version:
-        return self._connection.call(WRITE, self.id, list(keys), list(values), durable, batch, reads)
-
-    def apply(
-        self,
-        keys: Sequence[bytes],
-        values: Sequence[bytes],
-        *,
-        durable: bool,
-        link: LinkGuard | None = None,
-    ) -> Version:
-        return self._connection.call(APPLY, self.id, list(keys), list(values), durable, link)
-
-    def load(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
-        return self._connection.call(LOAD, self.id, list(keys), list(values), durable)
-
-    def compare_and_set(self, key: bytes, expected: bytes | None, value: bytes, *, durable: bool) -> Version:
-        return self._connection.call(COMPARE_AND_SET, self.id, key, expected, value, durable)
-
-    def delete_unchanged(self, keys: Sequence[bytes], since: Version, *, durable: bool) -> int:
-        return self._connection.call(DELETE_UNCHANGED, self.id, list(keys), since, durable)
-
-    def put_unchanged(
-        self, keys: Sequence[bytes], values: Sequence[bytes], since: Version, *, durable: bool
-    ) -> int:
-        return self._connection.call(PUT_UNCHANGED, self.id, list(keys), list(values), since, durable)
+    put = _remote(Partition.put, PUT)
+    merge = _remote(Partition.merge, MERGE)
+    write = _remote(Partition.write, WRITE)
+    apply = _remote(Partition.apply, APPLY)
+    load = _remote(Partition.load, LOAD)
+    compare_and_set = _remote(Partition.compare_and_set, COMPARE_AND_SET)
+    delete_unchanged = _remote(Partition.delete_unchanged, DELETE_UNCHANGED)
+    put_unchanged = _remote(Partition.put_unchanged, PUT_UNCHANGED)
+    _prepare = _remote(Partition.prepare, PREPARE)
+    _prepare_batch = _remote(Partition.prepare, PREPARE_BATCH)
+    commit_prepared = _remote(Partition.commit_prepared, COMMIT_PREPARED)
+    abort_prepared = _remote(Partition.abort_prepared, ABORT_PREPARED)
+    ask_prepared = _remote(Partition.ask_prepared, ASK_PREPARED)
+    ended_prepared = _remote(Partition.ended_prepared, ENDED_PREPARED)
+    validate = _remote(Partition.validate, VALIDATE)
+    reserve = _remote(Partition.reserve, RESERVE)
+    settle = _remote(Partition.settle, SETTLE)
+    repair = _remote(Partition.repair, REPAIR)
+    resolved_version = _remote(Partition.resolved_version, RESOLVED)
 
     def prepare(
         self,
@@ -172,34 +162,16 @@ class RemotePartition:
         siblings: Sequence[bytes] = (),
         members: Sequence[bytes] = (),
         link: LinkGuard | None = None,
+        waits: bool = True,
     ) -> Version:
-        return self._connection.call(
-            PREPARE, self.id, transaction, list(keys), list(values), list(siblings), list(members), link
-        )
-
-    def commit_prepared(self, transaction: str, version: Version) -> bool:
-        return self._connection.call(COMMIT_PREPARED, self.id, transaction, version)
-
-    def abort_prepared(self, transaction: str, key: bytes | None = None) -> bool:
-        return self._connection.call(ABORT_PREPARED, self.id, transaction, key)
-
-    def ask_prepared(self, transaction: str, key: bytes) -> Fate:
-        return self._connection.call(ASK_PREPARED, self.id, transaction, key)
-
-    def ended_prepared(self, transactions: Sequence[str], siblings: Sequence[bytes]) -> list[bool]:
-        return self._connection.call(ENDED_PREPARED, self.id, list(transactions), list(siblings))
-
-    def validate(self, transaction: str, reads: ReadSet, at: Version) -> None:
-        self._connection.call(VALIDATE, self.id, transaction, reads, at)
-
-    def settle(self, keys: Sequence[bytes], at: Version) -> None:
-        self._connection.call(SETTLE, self.id, list(keys), at)
-
-    def repair(self, keys: Sequence[bytes], values: Sequence[bytes], seen: Sequence[Version]) -> list[bytes]:
-        return self._connection.call(REPAIR, self.id, list(keys), list(values), list(seen))
-
-    def resolved_version(self) -> Version:
-        return self._connection.call(RESOLVED, self.id)
+        if siblings and sum(map(len, (*keys, *values, *siblings, *members))) <= QUICK_CALL_BYTES_MAX // 2:
+            try:
+                return self._prepare_batch(transaction, keys, values, siblings, members, link, False)
+            except Retryable as error:
+                # Any other kind says that this partition cannot prepare it.
+                if type(error) is not Retryable or not waits:
+                    raise
+        return self._prepare(transaction, keys, values, siblings, members, link, waits)
 
 
 class RemotePartitionMaps:
@@ -224,7 +196,7 @@ class RemotePartitionMaps:
         self._fetch(self._map)
 
     def moves(self, *, stream: bool) -> "RemoteMoves":
-        """How one call, or one stream of rows, goes on after partitions have moved."""
+        """The retries of one call, or one stream of rows, after partitions have moved."""
         return RemoteMoves(self, self._nodes, stream=stream)
 
     def look(self, first: str | None) -> None:
@@ -245,7 +217,13 @@ class RemotePartitionMaps:
     def _take_in(self, reply: MapReply) -> PartitionMap[Partition]:
         self._nodes.learn(reply)
         partitions = [
-            RemotePartition(self._nodes.owner(entry.node), entry.id, entry.range, reply.limits)
+            RemotePartition(
+                self._nodes.owner(entry.node),
+                entry.id,
+                entry.range,
+                reply.limits,
+                is_alone=not reply.nodes,
+            )
             for entry in reply.partitions
         ]
         self._map = PartitionMap([entry.range.start for entry in reply.partitions], partitions)
@@ -290,13 +268,19 @@ class RemoteMoves:
             self._maps.look(url if is_moved else None)
 
     def renew(self) -> None:
-        """Begin anew: the stream got on."""
+        """Reset the retries, after progress of the stream."""
         self._is_first = True
         self._attempts.renew()
 
 
 def _ask_map(connection: Connection) -> MapReply:
     return connection.call(MAP)
+
+
+def _batches(connection: Connection, ticket: Ticket) -> Iterator[pyarrow.RecordBatch]:
+    with closing(connection.open_reader(TICKET.encode_request(ticket))) as reader:
+        for batch, _ in reader:
+            yield batch
 
 
 def _portion(keys: Sequence[bytes], start: int) -> list[bytes]:

@@ -67,7 +67,7 @@ class ProtocolError(Exception):
 
 
 class RequestParser:
-    r"""Cuts what arrives into requests.
+    r"""Cuts received bytes into requests.
 
     >>> parser = RequestParser()
     >>> parser.feed(b"*2\r\n$3\r\nGET\r\n$3\r\na")
@@ -212,7 +212,7 @@ class RequestParser:
 
 
 def match_get(data: bytes) -> bytes | None:
-    r"""The key, if the data is one GET and no more.  Most of what a server reads is just that.
+    r"""The key, if the data is one GET and no more, as most reads of a server's sockets are.
 
     >>> match_get(b"*2\r\n$3\r\nGET\r\n$3\r\nada\r\n"), match_get(b"*1\r\n$4\r\nPING\r\n")
     (b'ada', None)
@@ -307,7 +307,7 @@ def _line(text: str) -> bytes:
 
 
 class ReplyReader:
-    r"""Cuts what arrives from a server into replies; an error reply is an `ErrorReply`.
+    r"""Cuts bytes from a server into replies; an error reply is an `ErrorReply`.
 
     >>> reader = ReplyReader()
     >>> reader.feed(b"+OK\r\n-ERR no\r\n:7")

@@ -41,7 +41,7 @@ _REPEATED: Final = (*ELSEWHERE, OutcomeUnknown)
 
 
 class BatchAcknowledgement(msgspec.Struct, frozen=True, array_like=True):
-    """What became of one batch: its version or how much of it was stored, or an error."""
+    """The outcome of one batch: its version or the number of stored records, or an error."""
 
     result: int = 0
     error: ErrorMessage | None = None

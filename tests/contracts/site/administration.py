@@ -230,6 +230,7 @@ class AdministrationContract(SiteContractBase):
                 oldest=oldest(site),
             )
         assert site.safe_points() == []
+        site.hold_safe_point("punctual", oldest(site))
 
     def test_unknown_safe_point_and_bad_lifetime_are_refused(self, site: Site, users: Namespace) -> None:
         version = users.put(b"key", b"1")

@@ -16,7 +16,7 @@ from floodmark.model.errors import (
     WrongPolicy,
 )
 from floodmark.model.limits import ATOMIC_READ_KEYS_MAX, COMMIT_BYTES_MAX, VALUE_BYTES_MAX
-from floodmark.site import Namespace, Site
+from floodmark.site import CounterNamespace, Namespace, Site
 from floodmark.site.batch import Pair
 
 
@@ -24,7 +24,7 @@ class AtomicContract(SiteContractBase):
     """`Site.atomic`, `read_atomic` and `read_atomic_many`."""
 
     @pytest.fixture(params=[False, True], ids=["one partition", "many partitions"])
-    def badges(self, request: pytest.FixtureRequest, site: Site, users: Namespace) -> Namespace:
+    def badges(self, request: pytest.FixtureRequest, site: Site, users: Namespace) -> CounterNamespace:
         """A namespace of counters beside the users', each cut into several partitions or none."""
         badges = site.create_namespace("unread", merge="counter")
         if request.param:
@@ -33,7 +33,7 @@ class AtomicContract(SiteContractBase):
         return badges
 
     def test_writes_of_a_batch_are_one_commit_at_one_version(
-        self, site: Site, users: Namespace, badges: Namespace
+        self, site: Site, users: Namespace, badges: CounterNamespace
     ) -> None:
         people = site.create_namespace("people", merge="fields")
         users.put(b"q", b"old")
@@ -61,14 +61,16 @@ class AtomicContract(SiteContractBase):
             ("people", b"ada", b'{"name":"Ada","title":"countess"}'),
         ]
         assert dict(users.scan()) == {b"a": b"first", b"z": b"last"}
-        for space, key in ((users, b"a"), (people, b"ada"), (badges, b"zoe")):
+        for space, key in ((users, b"a"), (people, b"ada"), (badges.stored, b"zoe")):
             record = space.record(key)
             assert record is not None
             assert (record.version, record.stamp.version) == (batch.version, batch.version)
         assert users.get(b"q", at=batch.version - 1) == b"old"
-        assert badges.get(b"ada", at=batch.version - 1) == b"40"
+        assert badges.get(b"ada", at=batch.version - 1) == 40
 
-    def test_other_writes_are_of_no_batch(self, site: Site, users: Namespace, badges: Namespace) -> None:
+    def test_other_writes_are_of_no_batch(
+        self, site: Site, users: Namespace, badges: CounterNamespace
+    ) -> None:
         with site.atomic() as batch:
             batch.put(users, b"a", b"1")
             batch.add(badges, b"a", 1)
@@ -76,10 +78,10 @@ class AtomicContract(SiteContractBase):
         badges.add(b"a", 1)
         batches = [(change.key, change.batch) for change in site.changes(since=batch.version)]
         assert batches == [(b"a", None), (b"z", None), (b"a", None)]
-        assert badges.get(b"a") == b"2"
+        assert badges.get(b"a") == 2
 
     def test_nothing_is_written_by_a_block_that_fails_or_is_empty(
-        self, site: Site, users: Namespace, badges: Namespace
+        self, site: Site, users: Namespace, badges: CounterNamespace
     ) -> None:
         def fail() -> None:
             with batch:
@@ -98,7 +100,7 @@ class AtomicContract(SiteContractBase):
             refused(Closed, ended.commit)
 
     def test_batch_that_is_refused_writes_nothing(
-        self, site: Site, users: Namespace, badges: Namespace
+        self, site: Site, users: Namespace, badges: CounterNamespace
     ) -> None:
         with site.atomic() as batch:
             batch.put(users, b"a", b"1")
@@ -115,7 +117,7 @@ class AtomicContract(SiteContractBase):
         assert list(site.changes(since=since)) == []
 
     def test_batch_over_the_limit_of_a_commit_is_refused_whole(
-        self, site: Site, users: Namespace, badges: Namespace
+        self, site: Site, users: Namespace, badges: CounterNamespace
     ) -> None:
         value = bytes(VALUE_BYTES_MAX)
         count = COMMIT_BYTES_MAX // VALUE_BYTES_MAX
@@ -127,7 +129,7 @@ class AtomicContract(SiteContractBase):
         assert list(users.scan(limit=1)) == []
 
     def test_readers_get_a_batch_whole_whatever_their_limits(
-        self, site: Site, users: Namespace, badges: Namespace
+        self, site: Site, users: Namespace, badges: CounterNamespace
     ) -> None:
         versions = []
         for number in range(3):
@@ -157,7 +159,7 @@ class AtomicContract(SiteContractBase):
                 ]
 
     def test_atomic_read_finds_values_by_the_handles_that_it_names(
-        self, site: Site, users: Namespace, badges: Namespace
+        self, site: Site, users: Namespace, badges: CounterNamespace
     ) -> None:
         people = site.create_namespace("people", merge="fields", codec="json")
         texts = site.namespace("users", codec="text")
@@ -177,14 +179,14 @@ class AtomicContract(SiteContractBase):
             (badges, b"zoe"),
             (users, b"a"),
         ]
-        expected = [b"2", None, {"title": "countess"}, b"last", "last", None, b"2", b"first"]
+        expected = [2, None, {"title": "countess"}, b"last", "last", None, 2, b"first"]
         assert site.read_atomic(pairs) == site.read_atomic(iter(pairs)) == expected
         assert site.read_atomic_many(pairs) == dict(zip(pairs, expected, strict=True))
         assert site.read_atomic([]) == []
         assert site.read_atomic_many([]) == {}
 
     def test_atomic_read_of_large_values_goes_on_where_an_answer_ends(
-        self, site: Site, users: Namespace, badges: Namespace
+        self, site: Site, users: Namespace, badges: CounterNamespace
     ) -> None:
         keys = [b"%c" % letter for letter in b"acegikmoqsuw"]
         with site.atomic() as batch:
@@ -193,7 +195,7 @@ class AtomicContract(SiteContractBase):
         found = site.read_atomic([(users, key) for key in keys])
         assert [(value[:1], len(value)) for value in found] == [(key, VALUE_BYTES_MAX) for key in keys]
 
-    def test_atomic_read_has_limits(self, site: Site, users: Namespace, badges: Namespace) -> None:
+    def test_atomic_read_has_limits(self, site: Site, users: Namespace, badges: CounterNamespace) -> None:
         users.put(b"1", b"x")
         pairs: list[Pair] = [(users, b"%d" % number) for number in range(ATOMIC_READ_KEYS_MAX)]
         assert list(site.read_atomic_many(pairs).values()) == [None, b"x", *[None] * 998]

@@ -18,6 +18,7 @@ from floodmark.site.feeds import Feeds, Subscriptions
 Calls: TypeAlias = dict[str, tuple[Any, ...]]
 
 SITE_CALLS: Final[Calls] = {
+    "append": (None, b"ada", b"x"),
     "atomic": (),
     "changes": ("users",),
     "collect_garbage": (),
@@ -26,6 +27,7 @@ SITE_CALLS: Final[Calls] = {
     "heartbeat": (),
     "heat": (),
     "hold_safe_point": ("new", 1 << 60),
+    "locate": ("users", b"k"),
     "merge": (1, 2),
     "namespace": ("users",),
     "namespaces": (),
@@ -45,13 +47,16 @@ SITE_CALLS: Final[Calls] = {
     "sync": (),
     "topology": (),
     "transaction": (),
+    "transaction_outcome": ("0-1-a",),
     "update_namespace": ("users",),
+    "watch": (None, b"ada"),
 }
 VIEW_CALLS: Final[Calls] = {"get": (b"ada",), "get_many": ([b"ada"],), "record": (b"ada",), "scan": ()}
 NAMESPACE_CALLS: Final[Calls] = VIEW_CALLS | {
     "compare_and_set": (b"ada", None, b"x"),
     "delete": (b"ada",),
     "delete_range": (),
+    "first": (b"a", b"b"),
     "put": (b"ada", b"x"),
     "put_many": ({b"ada": b"x"},),
 }

@@ -15,8 +15,8 @@ Where something is to be "the same", it is compared with a site of this process 
 memory: results, the classes, messages and details of errors, and the versions of long histories.
 
 The parts stand in files of their own, and may be run alone: namespaces, writes, atomic batches, the writer,
-scans, changes, snapshots, subscriptions, transactions, their reads, feeds, streams from outside, merging,
-verifying, administration, refusals, closing, histories.
+scans, changes, snapshots, subscriptions, transactions, their reads, watches, feeds, streams from outside,
+merging, verifying, administration, refusals, closing, histories.
 """
 
 from tests.contracts.site.administration import AdministrationContract
@@ -36,6 +36,7 @@ from tests.contracts.site.streams import StreamContract
 from tests.contracts.site.subscriptions import SubscriptionContract
 from tests.contracts.site.transactions import TransactionContract
 from tests.contracts.site.verifying import VerifyingContract
+from tests.contracts.site.watching import WatchingContract
 from tests.contracts.site.writer import WriterContract
 from tests.contracts.site.writes import WriteContract
 
@@ -51,6 +52,7 @@ class SiteContract(
     SubscriptionContract,
     TransactionContract,
     SerializingContract,
+    WatchingContract,
     FeedContract,
     StreamContract,
     MergingContract,

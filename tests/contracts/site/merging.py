@@ -2,7 +2,7 @@
 
 import json
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from tests.contracts.site.base import HOUR, START_MS, SiteContractBase, age
@@ -17,7 +17,7 @@ from floodmark.model.change import ChangeType, Stamp
 from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangesRequest
 from floodmark.model.version import Version, compose
-from floodmark.site import Namespace, Site
+from floodmark.site import CounterNamespace, Namespace, Site
 from floodmark.testing.clock import SimulatedTime
 
 ELSEWHERE: Final = 9
@@ -29,7 +29,7 @@ def keys_of(namespace: Namespace) -> KeyRange:
     return KeyRange(encode_namespace(number), encode_namespace(number + 1))
 
 
-def qualify(namespace: Namespace, key: bytes) -> bytes:
+def qualify(namespace: Namespace[Any], key: bytes) -> bytes:
     """A key with its namespace."""
     return encode_namespace(namespace.id) + key
 
@@ -40,12 +40,12 @@ def elsewhere(state: bytes, milliseconds: int) -> bytes:
     return encode_state(decode_state(stamp_state(state, None, version, ELSEWHERE)), Stamp(version, ELSEWHERE))
 
 
-def apply(site: Site, namespace: Namespace, key: bytes, state: bytes) -> Version:
+def apply(site: Site, namespace: Namespace[Any], key: bytes, state: bytes) -> Version:
     """Take in what another site wrote."""
     return site.host.router.apply({qualify(namespace, key): state}, durable=True)
 
 
-def logged(site: Site, namespace: Namespace) -> list[dict[str, object]]:
+def logged(site: Site, namespace: Namespace[Any]) -> list[dict[str, object]]:
     """The values of a namespace's changes as they are told to other sites."""
     request = ChangesRequest(keys=keys_of(namespace), namespace=namespace.id, partial=True)
     values = [value for batch in site.host.changes(request) for value in batch.values]
@@ -67,7 +67,7 @@ class MergedBase(SiteContractBase):
         return site.create_namespace("people", merge="fields", retention=HOUR)
 
     @pytest.fixture
-    def visits(self, site: Site) -> Namespace:
+    def visits(self, site: Site) -> CounterNamespace:
         """A namespace of counters."""
         return site.create_namespace("visits", merge="counter", retention=HOUR)
 
@@ -173,32 +173,38 @@ class MergingContract(MergedBase):
 
     # Counters
 
-    def test_counter_adds_up(self, people: Namespace, visits: Namespace) -> None:
+    def test_counter_adds_up(self, site: Site, people: Namespace, visits: CounterNamespace) -> None:
         version = visits.add(b"home")
         visits.add(b"home", 41)
         visits.add(b"away", -3)
-        assert list(visits.scan()) == [(b"away", b"-3"), (b"home", b"42")]
-        assert visits.get(b"home", at=version) == b"1"
+        assert list(visits.scan()) == [(b"away", -3), (b"home", 42)]
+        assert visits.get_many([b"home", b"none"]) == [42, None]
+        assert (visits[b"home"], visits.as_of(version)[b"home"], b"none" in visits) == (42, 1, False)
+        assert dict(visits.as_of(version).scan()) == {b"home": 1}
+        assert visits.first(b"b", b"z") == (b"home", 42)
+        assert dict(site.namespace("visits").scan()) == dict(visits.scan())
+        assert visits.get(b"home", at=version) == 1
         visits.add(b"home", -42)
-        assert visits.get(b"home") == b"0"
+        assert visits.get(b"home") == 0
+        assert b"home" in visits, "zero is a value"
 
-    def test_deleted_counter_begins_at_nothing(self, visits: Namespace) -> None:
+    def test_deleted_counter_begins_at_nothing(self, visits: CounterNamespace) -> None:
         visits.add(b"home", 5)
         visits.delete(b"home")
         assert visits.get(b"home") is None
         visits.add(b"home", 2)
-        assert visits.get(b"home") == b"2"
+        assert visits.get(b"home") == 2
         assert visits.delete_range() == 1
         assert visits.add(b"home") > 0
-        assert visits.get(b"home") == b"1"
+        assert visits.get(b"home") == 1
 
-    def test_nothing_that_several_add_at_once_is_lost(self, visits: Namespace) -> None:
+    def test_nothing_that_several_add_at_once_is_lost(self, visits: CounterNamespace) -> None:
         def count() -> None:
             for _ in range(50):
                 visits.add(b"home", durability="async")
 
         run_threads(*[count] * 4)
-        assert visits.get(b"home") == b"200"
+        assert visits.get(b"home") == 200
 
     # Streams of writes
 
@@ -221,7 +227,7 @@ class MergingContract(MergedBase):
         }
         assert len(list(site.changes("people"))) == 4
 
-    def test_writer_counts_everything(self, visits: Namespace) -> None:
+    def test_writer_counts_everything(self, visits: CounterNamespace) -> None:
         visits.add(b"page-3", 1_000)
         with visits.writer(batch_records=100) as writer:
             for number in range(2_000):
@@ -231,11 +237,13 @@ class MergingContract(MergedBase):
             writer.add(b"page-5")
         expected = {b"page-%d" % page: sum(range(page, 2_000, 7)) for page in range(7)}
         expected |= {b"page-3": expected[b"page-3"] + 1_000, b"page-5": 4}
-        assert dict(visits.scan()) == {key: b"%d" % total for key, total in expected.items()}
+        assert dict(visits.scan()) == expected
 
     # Changes
 
-    def test_changes_show_whole_records(self, site: Site, people: Namespace, visits: Namespace) -> None:
+    def test_changes_show_whole_records(
+        self, site: Site, people: Namespace, visits: CounterNamespace
+    ) -> None:
         people.put(b"ada", {"name": "Ada"})
         people.put_many({b"bob": {"name": "Bob"}, b"eve": {"name": "Eve"}})
         people.update(b"ada", {"city": "London"})
@@ -253,7 +261,8 @@ class MergingContract(MergedBase):
             (b"home", b"5"),
         ]
         for change in site.changes():
-            assert site.namespace(change.namespace).get(change.key, at=change.version) == change.value
+            namespace = site.namespace(change.namespace).stored
+            assert namespace.get(change.key, at=change.version) == change.value
 
     def test_changes_show_what_was_there_before(self, site: Site, people: Namespace) -> None:
         people.put(b"ada", {"name": "Ada"})
@@ -299,7 +308,7 @@ class MergingContract(MergedBase):
         assert found == [b'{"name":"Ada"}', b'{"city":"London","name":"Ada"}']
 
     def test_other_sites_are_told_what_was_written(
-        self, site: Site, people: Namespace, visits: Namespace
+        self, site: Site, people: Namespace, visits: CounterNamespace
     ) -> None:
         large = "x" * 10_000
         people.put(b"ada", {"name": "Ada"})
@@ -313,7 +322,7 @@ class MergingContract(MergedBase):
     # Garbage
 
     def test_garbage_collection_removes_what_has_no_field_left(
-        self, site: Site, time: SimulatedTime, people: Namespace, visits: Namespace
+        self, site: Site, time: SimulatedTime, people: Namespace, visits: CounterNamespace
     ) -> None:
         people.put(b"ada", {"name": "Ada", "born": 1815})
         people.delete_field(b"ada", "name")
@@ -325,13 +334,15 @@ class MergingContract(MergedBase):
         visits.delete(b"away")
         age(site, time)
         assert list(people.scan()) == [(b"ada", b'{"born":1815}')]
-        assert list(visits.scan()) == [(b"home", b"2")]
+        assert list(visits.scan()) == [(b"home", 2)]
         assert site.statistics().garbage.keys_removed == 3
         visits.add(b"away")
         visits.add(b"home")
-        assert list(visits.scan()) == [(b"away", b"1"), (b"home", b"3")]
+        assert list(visits.scan()) == [(b"away", 1), (b"home", 3)]
 
-    def test_examination_finds_nothing_wrong(self, site: Site, people: Namespace, visits: Namespace) -> None:
+    def test_examination_finds_nothing_wrong(
+        self, site: Site, people: Namespace, visits: CounterNamespace
+    ) -> None:
         people.put(b"ada", {"name": "Ada"})
         people.update(b"ada", {"city": "London", "name": None})
         apply(site, people, b"ada", elsewhere(update_fields(b'{"zip":1}'), -5))

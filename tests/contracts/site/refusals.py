@@ -79,7 +79,8 @@ class Stage:
         }
 
 
-Call: TypeAlias = Callable[[Stage, Any], object]
+# On a stage, or on what has the same site, namespace and version.
+Call: TypeAlias = Callable[[Any, Any], object]
 # What is asked, and the class of the error that answers it.
 Refusal: TypeAlias = tuple[type[FloodmarkError], Callable[[Stage], object]]
 

@@ -63,6 +63,21 @@ class ScanContract(SiteContractBase):
                 expected = [(key, b"x") for key in reversed(keys)][:limit]
                 assert list(users.scan(start, end, prefix=prefix, limit=limit, reverse=True)) == expected
 
+    @pytest.mark.parametrize("split", [False, True], ids=["one partition", "three partitions"])
+    def test_first_is_the_first_row_of_a_scan(self, site: Site, users: Namespace, split: bool) -> None:
+        if split:
+            site.split("users", b"ab\x00")
+            site.split("users", b"b")
+        site.create_namespace("next").put(b"a", b"of another namespace")
+        users.put_many({key: b"of " + key for key in KEYS})
+        users.delete(b"abc")
+        users.put(b"ab\xff", b"short-lived", ttl=3600)
+        bounds = [b"\x00", *KEYS, b"\xff\xff\xff"]
+        for start in bounds:
+            for end in bounds:
+                if start <= end:
+                    assert users.first(start, end) == next(users.scan(start, end), None)
+
     def test_scan_is_an_iterator_of_pairs(self, users: Namespace) -> None:
         users.put(b"ada", b"countess")
         rows = users.scan()
@@ -332,7 +347,7 @@ def reads_at(users: Namespace, at: int) -> list[Callable[[], object]]:
 def records(users: Namespace, at: Version, **options: Any) -> Iterator[pyarrow.RecordBatch]:
     """The records of a namespace as columns."""
     start = encode_namespace(users.id)
-    return users._host.router.scan_records(KeyRange(start, prefix_end(start)), at, **options)
+    return users.host.router.scan_records(KeyRange(start, prefix_end(start)), at, **options)
 
 
 def rows_of(batches: Iterable[pyarrow.RecordBatch]) -> list[tuple[bytes, bytes]]:

@@ -22,7 +22,7 @@ from floodmark.model.errors import (
 )
 from floodmark.model.limits import TRANSACTION_BYTES_MAX, VALUE_BYTES_MAX
 from floodmark.model.transaction import ParticipantKind, TransactionState
-from floodmark.site import Namespace, Site, Transaction
+from floodmark.site import CounterNamespace, Namespace, Site, Transaction
 
 NO_AGE = timedelta(0)
 
@@ -31,14 +31,14 @@ class TransactionContract(SiteContractBase):
     """Together or not at all."""
 
     @pytest.fixture
-    def unread(self, site: Site) -> Namespace:
+    def unread(self, site: Site) -> CounterNamespace:
         """A namespace of counters."""
         return site.create_namespace("unread", merge="counter")
 
     # Writes
 
     def test_the_writes_of_a_transaction_are_one_commit(
-        self, site: Site, users: Namespace, unread: Namespace
+        self, site: Site, users: Namespace, unread: CounterNamespace
     ) -> None:
         users.put(b"bob", b"builder")
         with site.transaction() as transaction:
@@ -47,7 +47,7 @@ class TransactionContract(SiteContractBase):
             transaction.add(unread, b"ada", 2)
             transaction.add(unread, b"ada", 3)
             assert users.get(b"ada") is None
-        assert (users.get(b"ada"), users.get(b"bob"), unread.get(b"ada")) == (b"countess", None, b"5")
+        assert (users.get(b"ada"), users.get(b"bob"), unread.get(b"ada")) == (b"countess", None, 5)
         written = [change for change in site.changes() if change.version == transaction.version]
         assert [change.key for change in written] == [b"ada", b"bob", b"ada"]
         assert users.get(b"ada", at=transaction.version - 1) is None
@@ -93,7 +93,7 @@ class TransactionContract(SiteContractBase):
         assert list(site.transactions.list(NO_AGE)) == []
 
     def test_a_commit_by_another_without_its_writes_is_told_to_its_owner(
-        self, site: Site, users: Namespace, unread: Namespace
+        self, site: Site, users: Namespace, unread: CounterNamespace
     ) -> None:
         users.put(b"a", b"x")
         with self.subscribed(site) as subscription:
@@ -160,7 +160,7 @@ class TransactionContract(SiteContractBase):
             yield subscription
 
     def test_what_is_acknowledged_in_a_transaction_is_done_with_its_commit(
-        self, site: Site, users: Namespace, unread: Namespace
+        self, site: Site, users: Namespace, unread: CounterNamespace
     ) -> None:
         users.put_many(dict.fromkeys([b"a", b"b", b"c"], b"x"))
         with self.subscribed(site) as subscription:
@@ -170,7 +170,7 @@ class TransactionContract(SiteContractBase):
                 transaction.acknowledge(first, third)
             subscription.redeliver()
             assert keys(subscription) == [b"b"]
-        assert unread.get(b"ada") == b"1"
+        assert unread.get(b"ada") == 1
         with self.subscribed(site) as subscription:
             assert keys(subscription) == [b"b"]
         assert second.change.key == b"b"

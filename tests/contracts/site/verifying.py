@@ -44,7 +44,7 @@ def copy(value: bytes | None, origin: Stamp = LATER, expires_at: int | None = No
 
 def find(namespace: Namespace, *keys: bytes, at: Version | None = None) -> list[FoundRecord | None]:
     """What is stored under keys."""
-    return namespace._host.verification.find_records(namespace.name, list(keys), at, False)
+    return namespace.host.verification.find_records(namespace.name, list(keys), at, False)
 
 
 def find_one(namespace: Namespace, key: bytes) -> FoundRecord:
@@ -56,12 +56,12 @@ def find_one(namespace: Namespace, key: bytes) -> FoundRecord:
 
 def repair(namespace: Namespace, *repairs: tuple[bytes, Version, bytes]) -> list[bool]:
     """Put keys right that still have the versions that were seen."""
-    return namespace._host.verification.repair_records(namespace.name, [Repair(*each) for each in repairs])
+    return namespace.host.verification.repair_records(namespace.name, [Repair(*each) for each in repairs])
 
 
 def scan(namespace: Namespace, content: Content) -> pyarrow.Table:
     """All records of a namespace, the dead ones too."""
-    host, start = namespace._host, encode_namespace(namespace.id)
+    host, start = namespace.host, encode_namespace(namespace.id)
     keys = KeyRange(start, prefix_end(start))
     at = host.versions.read_version()
     return pyarrow.Table.from_batches(host.router.scan_records(keys, at, dead=True, content=content))
@@ -248,7 +248,7 @@ class VerifyingContract(MergedBase):
             seen = find_one(namespace, key)
             joined = join(seen.stored, there)
             assert repair(namespace, (key, seen.version, joined)) == [True]
-            assert namespace.get(key) == expected
+            assert namespace.stored.get(key) == expected
             assert repair(namespace, (key, seen.version, joined)) == [False]
             # Nothing of it is new to those who bring the same once more.
             assert apply(site, namespace, key, there) == 0

@@ -167,6 +167,9 @@ class WriteContract(SiteContractBase):
         values.append(bytes(COMMIT_BYTES_MAX - 63 * MIB - 64 * (3 + 2 + 1)))
         users.put_many(zip(keys, values, strict=True))
         assert list(users.get_many([keys[0], keys[-1]])) == [values[0], values[-1]]
+        values[-1] += b"x"
+        with pytest.raises(CommitTooLarge, match=f"{COMMIT_BYTES_MAX + 1:,} bytes"):
+            users.put_many(zip(keys, values, strict=True))
 
     # Failures
 

@@ -11,13 +11,13 @@ from floodmark.cli.failures import FINDING
 from floodmark.cli.opening import is_url, open_site
 from floodmark.cli.render.output import Output, note, plain
 from floodmark.cli.render.progress import counted
-from floodmark.cli.render.text import show_bytes, show_place, show_time
+from floodmark.cli.render.text import show_place, show_time
 from floodmark.feed import Item
 from floodmark.feed.reading.items import OnCorrupt, SkippedChange
 from floodmark.feed.sinks.stdout import change_fields
 from floodmark.model import Resolved, Version
 from floodmark.model.errors import Corruption, NamespaceNotFound, VersionCollected
-from floodmark.model.text import read_bytes
+from floodmark.model.text import read_bytes, show_bytes
 from floodmark.site.arguments import Since
 
 _VERSION_DIGITS_MAX: Final = 20

@@ -1,21 +1,33 @@
 """put, get, update, add, delete and scan: one key or a range of keys of one namespace."""
 
 import sys
-from collections.abc import Callable
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import SEEK_END, BytesIO
+from pathlib import Path
+from shutil import copyfileobj
+from typing import Annotated, Any, BinaryIO, NoReturn, cast
 
 import typer
 
+import floodmark
 from floodmark.cli.arguments import BYTES_HELP, AtOption, Key, KeyOptions, NamespaceName, OpenSite, Ttl, parse
-from floodmark.cli.failures import FINDING
+from floodmark.cli.failures import FINDING, Usage
 from floodmark.cli.render.output import Output, note
-from floodmark.cli.render.progress import counted
-from floodmark.cli.render.text import show_bytes, show_expiry, show_time
+from floodmark.cli.render.progress import counted, tracked
+from floodmark.cli.render.text import show_expiry, show_time
+from floodmark.layers.large_values import CHUNK_BYTES, LARGE_VALUES, LargeValues
+from floodmark.layers.ports import layer_of
 from floodmark.model import Version
 from floodmark.model.limits import VALUE_BYTES_MAX
-from floodmark.model.text import json_bytes, read_bytes
+from floodmark.model.text import json_bytes, read_bytes, show_bytes
 
-Value = Annotated[str, "VALUE", f"The value: {BYTES_HELP} A single - reads it from stdin, as it is."]
+Value = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="VALUE", help=f"The value: {BYTES_HELP} A single - reads it from stdin, as it is."
+    ),
+]
 Fields = Annotated[str, "JSON", "A JSON object of the fields to write. A single - reads it from stdin."]
 
 
@@ -24,20 +36,34 @@ def put(
     output: Output,
     namespace: NamespaceName,
     key: Key,
-    value: Value,
+    value: Value = None,
     ttl: Ttl = None,
+    file: Annotated[Path | None, "FILE", "Read the value from a file, as it is."] = None,
 ) -> None:
     """Write a value, and print its version.
 
     The value is on disk when the command ends. A key or value that starts with a dash
-    goes behind --.
+    goes behind --. A namespace that was created with --large-values takes files of any size.
 
     Examples:
       floodmark put data/oslo users ada countess
       floodmark put data/oslo sessions 0x00ff token --ttl 90s
       floodmark put data/oslo users portrait - < ada.png
+      floodmark put data/oslo configs switch-17 --file dump.xml
     """
-    version = site.namespace(namespace).put(key, _read(value, parse(read_bytes)), ttl=ttl)
+    if (value is None) == (file is None):
+        raise Usage("a value is needed, or --file, and not both", "floodmark put --help")
+    records = _find(site, namespace)
+    if isinstance(records, LargeValues):
+        if ttl is not None:
+            raise Usage("large values do not expire", "leave out --ttl, and delete the value instead")
+        with _source(value, file) as source, tracked("bytes written") as show:
+            version = records.put(key, cast(BinaryIO, _Shown(source, "bytes written", show)))
+    elif file is not None:
+        with _source(None, file) as source:
+            version = records.put(key, source.read(VALUE_BYTES_MAX + 1), ttl=ttl)
+    else:
+        version = records.put(key, _read(cast(str, value), parse(read_bytes)), ttl=ttl)
     _print_version(output, namespace, key, version)
 
 
@@ -90,24 +116,31 @@ def get(
     key: Key,
     at: AtOption = None,
     raw: Annotated[bool, "Write the value's bytes and nothing else."] = False,
+    file: Annotated[Path | None, "FILE", "Write the value's bytes to a file, which appears whole."] = None,
 ) -> None:
     """Read the value of a key, now or in the past.
 
-    Text is printed as it is, anything else as hexadecimal behind 0x; --raw writes the exact
-    bytes. The exit code is 1 if there is no such key.
+    Text is printed as it is, anything else as hexadecimal behind 0x; --raw and --file write the
+    exact bytes. The exit code is 1 if there is no such key.
 
     Examples:
       floodmark get data/oslo users ada
       floodmark get data/oslo users ada --at 2026-01-31T12:00:00Z
       floodmark get data/oslo users portrait --raw > ada.png
+      floodmark get data/oslo configs switch-17 --file dump.xml
     """
-    record = site.namespace(namespace).record(key, at=at)
+    records = _find(site, namespace)
     about: dict[str, object] = {"namespace": namespace, **json_bytes("key", key)}
+    if isinstance(records, LargeValues):
+        _get_large(records, output, key, at, about, raw=raw, file=file)
+        return
+    record = records.record(key, at=at)
     if record is None:
-        if output.json:
-            output.object({**about, "found": False})
-        note(f"not found: {show_bytes(key)} in namespace {namespace}")
-        raise typer.Exit(FINDING)
+        _not_found(output, about, namespace, key)
+    if file is not None:
+        _write_file(file, BytesIO(record.value))
+        output.result({**about, "found": True, "bytes": len(record.value), "file": str(file)}, str(file))
+        return
     if raw and not output.json:
         output.raw(record.value)
         return
@@ -142,8 +175,11 @@ def delete(
       floodmark delete data/oslo users ada
       floodmark delete data/oslo profiles ada --field city --field title
     """
-    records = site.namespace(namespace)
-    version = records.delete_field(key, *field) if field else records.delete(key)
+    records = site.namespace(namespace) if field else _find(site, namespace)
+    if isinstance(records, LargeValues):
+        version = records.delete(key)
+    else:
+        version = records.delete_field(key, *field) if field else records.delete(key)
     _print_version(output, namespace, key, version)
 
 
@@ -158,21 +194,113 @@ def scan(
 ) -> None:
     """Print keys and values in order, all as of one version.
 
-    A line has a key, a tab and its value.
+    A line has a key, a tab and its value, or the size of its value in a namespace of large values.
 
     Examples:
       floodmark scan data/oslo users --prefix a --limit 10
       floodmark scan data/oslo users --start-key a --end-key m --reverse
       floodmark scan data/oslo users --at 2026-01-31T12:00:00Z --json > users.jsonl
     """
-    records = site.namespace(namespace)
+    records = _find(site, namespace)
     options: Any = {"prefix": keys.prefix, "limit": limit, "reverse": reverse, "at": at}
+    if isinstance(records, LargeValues):
+        for key, size in counted(records.sizes(keys.start_key or b"", keys.end_key, **options), "keys read"):
+            if output.json:
+                output.object({**json_bytes("key", key), "bytes": size})
+            else:
+                output.line((show_bytes(key), "cyan"), "\t", f"{size:,} bytes")
+        return
     rows = records.scan(keys.start_key or b"", keys.end_key, **options)
     for key, value in counted(rows, "keys read"):
         if output.json:
             output.object({**json_bytes("key", key), **json_bytes("value", value)})
         else:
             output.line((show_bytes(key), "cyan"), "\t", show_bytes(value))
+
+
+def _find(site: floodmark.Site, name: str) -> floodmark.Namespace | LargeValues:
+    """A namespace, as the layer that it belongs to shows it."""
+    records = site.namespace(name)
+    return LargeValues(site, name) if layer_of(records) == LARGE_VALUES else records.stored
+
+
+def _get_large(
+    records: LargeValues,
+    output: Output,
+    key: bytes,
+    at: Version | None,
+    about: dict[str, object],
+    *,
+    raw: bool,
+    file: Path | None,
+) -> None:
+    """Print a large value, or copy it to stdout or a file."""
+    try:
+        stream = records.open(key, at=at)
+    except floodmark.KeyNotFound:
+        _not_found(output, about, records.name, key)
+    with stream:
+        size = stream.seek(0, SEEK_END)
+        stream.seek(0)
+        if file is not None:
+            _write_file(file, stream)
+            output.result({**about, "found": True, "bytes": size, "file": str(file)}, str(file))
+        elif raw and not output.json:
+            while part := stream.read(CHUNK_BYTES):
+                output.raw(part)
+        elif size > VALUE_BYTES_MAX:
+            raise Usage(f"the value has {size:,} bytes", "copy it with --file FILE, or with --raw")
+        else:
+            value = stream.read()
+            output.result(
+                {**about, "found": True, **json_bytes("value", value), "bytes": size}, _show_text(value)
+            )
+
+
+def _not_found(output: Output, about: dict[str, object], namespace: str, key: bytes) -> NoReturn:
+    if output.json:
+        output.object({**about, "found": False})
+    note(f"not found: {show_bytes(key)} in namespace {namespace}")
+    raise typer.Exit(FINDING)
+
+
+class _Shown:
+    """A binary file that shows how many bytes were read from it."""
+
+    def __init__(self, source: BinaryIO, what: str, show: Callable[[str, int], None]) -> None:
+        self._source = source
+        self._what = what
+        self._show = show
+        self._bytes = 0
+
+    def read(self, size: int) -> bytes:
+        part = self._source.read(size)
+        self._bytes += len(part)
+        self._show(self._what, self._bytes)
+        return part
+
+
+@contextmanager
+def _source(value: str | None, file: Path | None) -> Iterator[BinaryIO]:
+    """The bytes of an argument, of stdin for `-`, or of a file."""
+    if file is not None:
+        with file.open("rb") as source:
+            yield source
+    elif value == "-":
+        yield sys.stdin.buffer
+    else:
+        yield BytesIO(parse(read_bytes)(value))
+
+
+def _write_file(file: Path, source: BinaryIO) -> None:
+    """Copy a stream to a file, which takes its name when it is whole."""
+    staged = file.with_name(f".{file.name}.new")
+    try:
+        with staged.open("wb") as target, tracked("bytes read") as show:
+            copyfileobj(cast(BinaryIO, _Shown(source, "bytes read", show)), target, CHUNK_BYTES)
+        staged.replace(file)
+    finally:
+        staged.unlink(missing_ok=True)
 
 
 def _read(argument: str, read: Callable[[str], bytes]) -> bytes:

@@ -15,8 +15,7 @@ from floodmark.cli.render.text import show_count
 from floodmark.clock import TimeSource, system_time_ms
 from floodmark.clock.hybrid import SKEW_MS_MAX
 from floodmark.host.embedded import EmbeddedHost
-from floodmark.host.examination import CheckResult, Examination, Severity
-from floodmark.host.statistics import NodeStatistics
+from floodmark.host.examination import CheckResult, Examination, Severity, check_nodes
 from floodmark.model.errors import (
     CannotOpen,
     ClockSkew,
@@ -163,23 +162,6 @@ def _examine_open(site: floodmark.Site, location: str, *, quick: bool) -> list[C
     clocks = compare_clocks(site, system_time_ms)
     with progress("the server examines the site"):
         return [lock, clocks, *check_nodes(host.node_port.nodes()), *host.verification.examine(quick)]
-
-
-def check_nodes(nodes: Sequence[NodeStatistics]) -> list[CheckResult]:
-    """Findings about the nodes of a site; none if one process serves it."""
-    if not nodes:
-        return []
-    lost = [str(each.node) for each in nodes if not each.lives]
-    drained = [str(each.node) for each in nodes if each.lives and each.drained]
-    findings = [CheckResult("nodes", Severity.OK, f"{len(nodes) - len(lost)} of {len(nodes)} nodes beat")]
-    if lost:
-        advice = "start it again, or take it off the list with floodmark node remove"
-        findings = [CheckResult("nodes", Severity.WARNING, f"does not beat: node {', '.join(lost)}", advice)]
-    if drained:
-        advice = "stop it, or start it again if it is to serve"
-        message = f"was drained and still runs: node {', '.join(drained)}"
-        findings.append(CheckResult("nodes", Severity.WARNING, message, advice))
-    return findings
 
 
 def compare_clocks(site: floodmark.Site, time_source: TimeSource) -> CheckResult:

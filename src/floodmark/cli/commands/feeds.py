@@ -30,7 +30,6 @@ from floodmark.cli.monitoring import FeedRunMetrics, MetricsOptions, serving_pag
 from floodmark.cli.opening import open_site
 from floodmark.cli.render.output import Column, Output, console_on, note, plain
 from floodmark.cli.render.text import (
-    show_bytes,
     show_count,
     show_keys,
     show_lag,
@@ -48,7 +47,7 @@ from floodmark.feed.reading.items import OnCorrupt
 from floodmark.feed.sinks.base import parse_sink
 from floodmark.model import Resolved, Version
 from floodmark.model.errors import Closed, VersionCollected
-from floodmark.model.text import json_bytes
+from floodmark.model.text import json_bytes, show_bytes
 from floodmark.model.version import compose
 
 commands = Commands("feed", sample="lake")
@@ -452,7 +451,7 @@ def _runner_fields(statistics: RunnerStatistics) -> dict[str, object]:
 
 
 def _check_pairs(measured: FeedStatistics) -> list[tuple[str, object]]:
-    """What heartbeats have shown, and one line for each finding."""
+    """The result of the checks against heartbeats, and one line for each finding."""
     findings = [f"{show_time(compose(each.at_ms, 0))}: {each.text}" for each in measured.checks.findings]
     return [("checked", str(measured.checks)), ("finding", findings), ("alarm", measured.alarm)]
 

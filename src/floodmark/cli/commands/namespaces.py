@@ -1,7 +1,7 @@
 """namespace create, list, show, update, rewrite and drop."""
 
 import sys
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 from msgspec import UNSET
@@ -13,6 +13,8 @@ from floodmark.cli.render.output import Column, Output, note, plain, show_value
 from floodmark.cli.render.progress import tracked
 from floodmark.cli.render.text import show_version
 from floodmark.host.statistics import NamespaceStatistics
+from floodmark.layers.large_values import LARGE_VALUES, LargeValues
+from floodmark.layers.ports import layer_of
 from floodmark.merge.policies import MergePolicy
 from floodmark.site.rewriting import rewrite as rewrite_namespace
 
@@ -38,6 +40,7 @@ def create(
     ] = "last_write",
     ttl: Ttl = None,
     retention: Retention = None,
+    large_values: Annotated[bool, "Take values of any size, cut into chunks; see docs/layers.md."] = False,
     if_missing: Annotated[bool, "Do nothing if the namespace exists."] = False,
 ) -> None:
     """Add a namespace to a site.
@@ -50,8 +53,12 @@ def create(
       floodmark namespace create data/oslo users
       floodmark namespace create data/oslo profiles --merge fields
       floodmark namespace create data/oslo sessions --ttl 30m --retention 7d
+      floodmark namespace create data/oslo configs --large-values
     """
-    site.create_namespace(name, merge=merge, ttl=ttl, retention=retention, exist_ok=if_missing)
+    options: Any = {"merge": merge, "ttl": ttl, "retention": retention, "exist_ok": if_missing}
+    if large_values:
+        options["large_values"] = True
+    site.create_namespace(name, **options)
     show(site, output, name)
 
 
@@ -119,6 +126,22 @@ def drop(
         raise typer.Exit(FINDING)
     site.drop_namespace(name)
     output.result({"name": name, "dropped": True}, f"dropped {name}")
+
+
+@commands.command()
+def sweep(site: OpenSite, output: Output, name: NamespaceName) -> None:
+    """Free the space of large values that were replaced or deleted.
+
+    Also of values that were not written to their end. All were discarded at this site more than an
+    hour ago: a reader may have younger ones open. Every put of a large value frees two by itself.
+
+    Example:
+      floodmark namespace sweep data/oslo configs
+    """
+    if layer_of(site.namespace(name)) != LARGE_VALUES:
+        raise Usage(f"{name!r} holds no large values", "floodmark namespace create --help")
+    swept = LargeValues(site, name).sweep()
+    output.result({"name": name, "swept": swept}, f"values removed: {swept:,}")
 
 
 @commands.command()

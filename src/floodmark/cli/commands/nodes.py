@@ -75,7 +75,7 @@ def remove(site: OpenSite, output: Output, node: Annotated[int, "NODE", "The num
 
 
 def show_state(node: NodeStatistics) -> str:
-    """What a node is doing, in a word or two."""
+    """The state of a node in a word or two."""
     if not node.lives:
         return "lost" if node.partitions else "stopped"
     states = ["keeper"] * node.keeps + ["drained"] * node.drained

@@ -1,28 +1,30 @@
 """partition list, split, merge, move, rebalance and heat."""
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
+from threading import Event
 from typing import Annotated, Final
 
 import typer
 
 import floodmark
 from floodmark.cli.arguments import BYTES_HELP, READERS, Commands, OpenSite, parse
-from floodmark.cli.render.output import Output, note
-from floodmark.cli.render.progress import counted
-from floodmark.cli.render.text import draw_bar, draw_sparkline, show_bytes, show_time
-from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
+from floodmark.cli.heat import INTERVALS, Load, draw_page, measure
+from floodmark.cli.render.output import Output, console_on, note
+from floodmark.cli.render.text import draw_bar, draw_sparkline, show_time
+from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.host.balancing import Move
 from floodmark.host.ports import Balance
 from floodmark.host.statistics import PartitionStatistics
-from floodmark.model.errors import InvalidOption, VersionCollected
-from floodmark.model.text import json_bytes
+from floodmark.model.errors import InvalidOption
+from floodmark.model.text import json_bytes, show_bytes
 from floodmark.model.version import COUNTER_BITS, physical_ms
 
 commands = Commands("partition")
 
-INTERVALS: Final = 30
+WATCH_SECONDS: Final = 2
 BAR_WIDTH: Final = 16
 
 Names = dict[int, str]
@@ -162,38 +164,71 @@ def heat(
     site: OpenSite,
     output: Output,
     last: Annotated[timedelta, "DURATION", "How far to look back."] = timedelta(minutes=10),
+    watch: Annotated[bool, "Show it anew every two seconds, until Ctrl-C is pressed."] = False,
+    html: Annotated[
+        Path | None, "FILE", "Also write a page for a browser, which needs no other file."
+    ] = None,
 ) -> None:
-    """Show how many writes went to each partition, and when.
+    """Show the writes, reads and bytes of each partition, and when.
 
-    Counted from the change log, so that it includes writes of other processes. A key counts for
-    the partition that holds it now: after a split, the halves show what they would have had.
+    Servers count them for some minutes. For a directory, writes are counted from the change log, so that they
+    include those of other processes: a key counts for the partition that holds it now.
 
     Examples:
-      floodmark partition heat data/oslo
       floodmark partition heat data/oslo --last 1h
+      floodmark partition heat grpc://127.0.0.1:7100 --watch
+      floodmark partition heat grpc://127.0.0.1:7100 --html heat.html
     """
+    output.flushes, pause = watch, Event()
+    while True:
+        _show_heat(site, output, last, html, watch=watch)
+        if not watch:
+            return
+        pause.wait(WATCH_SECONDS)
+
+
+def _show_heat(
+    site: floodmark.Site, output: Output, last: timedelta, html: Path | None, *, watch: bool
+) -> None:
     names, partitions = namespace_names(site), site.partitions()
     to_ms = physical_ms(site.now()) + 1
     from_ms = max(0, to_ms - max(INTERVALS, last // timedelta(milliseconds=1)))
-    writes = _count_writes(site, names, partitions, from_ms, to_ms)
+    report = measure(site, names, partitions, from_ms, to_ms)
     since, until = (show_time(moment << COUNTER_BITS) for moment in (from_ms, to_ms))
-    top_total, top_count = max(map(sum, writes)), max(map(max, writes))
+    if html is not None:
+        labels = [(str(each.id), *show_range(each, names)) for each in partitions]
+        refresh = WATCH_SECONDS if watch else None
+        page = draw_page(f"Heat of {site.name}", report, labels, (since, until), refresh)
+        html.write_text(page, "utf-8")
+    if watch and output.is_terminal and not output.json:
+        console_on(sys.stdout).clear()
+    calls = [load.calls for load in report.loads]
+    top_total, top_count = max(map(sum, calls)), max(map(max, calls))
+    columns: dict[str, Callable[[tuple[PartitionStatistics, Load]], str | int]] = {
+        "id": lambda each: str(each[0].id),
+        "from": lambda each: show_range(each[0], names)[0],
+        "to": lambda each: show_range(each[0], names)[1],
+        "writes": lambda each: sum(each[1].writes),
+        "reads": lambda each: sum(each[1].reads),
+        "bytes": lambda each: sum(each[1].written),
+        "share": lambda each: draw_bar(sum(each[1].calls), top_total, BAR_WIDTH, output.bars),
+        "over time": lambda each: draw_sparkline(each[1].calls, top_count, output.bars),
+    }
+    if not report.counts_reads:
+        del columns["reads"]
     output.rows(
-        list(zip(partitions, writes, strict=True)),
-        {
-            "id": lambda each: str(each[0].id),
-            "from": lambda each: show_range(each[0], names)[0],
-            "to": lambda each: show_range(each[0], names)[1],
-            "writes": lambda each: sum(each[1]),
-            "share": lambda each: draw_bar(sum(each[1]), top_total, BAR_WIDTH, output.bars),
-            "over time": lambda each: draw_sparkline(each[1], top_count, output.bars),
-        },
+        list(zip(partitions, report.loads, strict=True)),
+        columns,
         lambda each: {
             **partition_fields(each[0], names),
             "from": since,
             "to": until,
-            "writes": sum(each[1]),
-            "writes_by_interval": each[1],
+            "writes": sum(each[1].writes),
+            "reads": sum(each[1].reads) if report.counts_reads else None,
+            "bytes": sum(each[1].written),
+            "writes_by_interval": each[1].writes,
+            "reads_by_interval": each[1].reads if report.counts_reads else None,
+            "bytes_by_interval": each[1].written,
         },
     )
 
@@ -205,31 +240,6 @@ def partition_fields(partition: PartitionStatistics, names: Names) -> dict[str, 
         "start": _bound(partition.range.start, names),
         "end": None if partition.range.end is None else _bound(partition.range.end, names),
     }
-
-
-def _count_writes(
-    site: floodmark.Site, names: Names, partitions: list[PartitionStatistics], from_ms: int, to_ms: int
-) -> list[list[int]]:
-    """Changes by partition and interval."""
-    ids = {name: encode_namespace(number) for number, name in names.items()}
-    starts = [partition.range.start for partition in partitions]
-    writes = [[0] * INTERVALS for _ in partitions]
-    for change in counted(_changes_since(site, from_ms << COUNTER_BITS), "changes read"):
-        qualified = ids.get(change.namespace, b"") + change.key
-        interval = (physical_ms(change.version) - from_ms) * INTERVALS // (to_ms - from_ms)
-        writes[bisect_right(starts, qualified) - 1][min(interval, INTERVALS - 1)] += 1
-    return writes
-
-
-def _changes_since(site: floodmark.Site, since: int) -> Iterator[floodmark.Change]:
-    """Changes after a version, or after the oldest that is kept."""
-    try:
-        yield from site.changes(since=since)
-    except VersionCollected as error:
-        oldest = error.details.get("oldest")
-        if not isinstance(oldest, int) or oldest <= since:
-            raise
-        yield from site.changes(since=oldest)
 
 
 def namespace_names(site: floodmark.Site) -> Names:

@@ -97,18 +97,28 @@ class RespOptions:
         }
 
 
+@dataclass(frozen=True, kw_only=True)
+class PageOptions:
+    """The pages over HTTP."""
+
+    metrics: Annotated[
+        str | None, "HOST:PORT", "Where to serve /metrics, /health, /healthz and /readyz over HTTP."
+    ] = None
+    console: Annotated[
+        str | None, "HOST:PORT", "Where to serve the console, a page for browsers; TLS and tokens as above."
+    ] = None
+
+
 def serve(
     directory: ServedSite,
     output: Output,
     protection: ProtectionOptions,
     nodes: NodeOptions,
     resp: RespOptions,
+    pages: PageOptions,
     site: Annotated[str | None, "NAME", "The site's name; it is made if the directory is empty."] = None,
     id: SiteId = None,
     listen: Annotated[str, "HOST:PORT", "Where to listen; port 0 takes any that is free."] = "127.0.0.1:7100",
-    metrics: Annotated[
-        str | None, "HOST:PORT", "Where to serve /metrics, /health, /healthz and /readyz over HTTP."
-    ] = None,
     log_level: Annotated[str, "LEVEL", "debug, info, warning or error."] = "info",
     durability: Annotated[str, "fsync|async", "For writes that name none."] = "fsync",
     log_retention: Annotated[
@@ -130,12 +140,14 @@ def serve(
     Examples:
       floodmark serve data/oslo --site oslo --listen 127.0.0.1:7100
       floodmark serve data/oslo --listen 127.0.0.1:0 --metrics 127.0.0.1:0 --json
+      floodmark serve data/oslo --console 127.0.0.1:7180
       floodmark serve data/oslo --listen 127.0.0.1:7100 --resp-namespace users
       floodmark serve data/oslo --tls-certificate cert.pem --tls-key key.pem --access access.toml
       floodmark serve postgresql://db/floodmark --site oslo --node 1 --listen oslo-1:7100
     """
     options = ServerOptions(
-        metrics_listen=metrics,
+        metrics_listen=pages.metrics,
+        console_listen=pages.console,
         **resp.given(),
         **nodes.given(),
         **vars(protection),
@@ -207,6 +219,7 @@ def _announce(output: Output, site: floodmark.Site, server: Server) -> None:
     # A script may take the URL as the fifth word.
     doors = "" if resp is None else f" (RESP on {_show(resp)})"
     pages = "" if metrics is None else f", metrics on http://{_show(metrics)}/metrics"
+    pages += "" if server.console_url is None else f", console on {server.console_url}"
     output.result(
         {
             "site": site.name,
@@ -215,6 +228,7 @@ def _announce(output: Output, site: floodmark.Site, server: Server) -> None:
             "url": server.url,
             "resp": None if resp is None else _show(resp),
             "metrics": None if metrics is None else _show(metrics),
+            "console": server.console_url,
         },
         f"serving site {site.name} on {server.url}{doors}{pages}",
     )

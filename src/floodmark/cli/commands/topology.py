@@ -15,6 +15,7 @@ from floodmark.cli.opening import connect
 from floodmark.cli.render.output import Output, note
 from floodmark.cli.render.progress import tracked
 from floodmark.cli.render.text import show_version
+from floodmark.files.local import write_durably
 from floodmark.links.removing import remove_site
 from floodmark.model.errors import InvalidConfiguration
 from floodmark.replication.topology import Topology, parse_topology
@@ -85,10 +86,8 @@ def remove(
     topology = read_topology(file)
 
     def publish(changed: Topology) -> None:
-        # The file is replaced as a whole, and keeps the comments of the one before.
-        written = file.with_name(f".{file.name}.new")
-        written.write_text(render_topology(changed, file.read_text("utf-8")), "utf-8")
-        written.replace(file)
+        # With the comments of the file before.
+        write_durably(file, render_topology(changed, file.read_text("utf-8")).encode())
 
     with ExitStack() as stack:
         track = stack.enter_context(tracked("connecting to the other sites"))

@@ -30,7 +30,9 @@ def list_transactions(
 ) -> None:
     """List the transactions that have not ended, the oldest first.
 
-    A transaction that is decided waits for participants, which are named.
+    Only transactions with a coordinator are listed: those that acknowledge changes or span
+    nodes. Any other exists at the site only for the moment of its commit. A transaction that
+    is decided waits for participants, which are named.
 
     Examples:
       floodmark txn list grpc://oslo:7100
@@ -54,6 +56,8 @@ def list_transactions(
 @commands.command()
 def show(site: OpenSite, output: Output, transaction: Id) -> None:
     """Show a transaction, also one that has ended lately.
+
+    Only transactions with a coordinator are known: those that acknowledge changes or span nodes.
 
     Example:
       floodmark txn show grpc://oslo:7100 0-470491275818434560-5f2b9c7de014

@@ -18,13 +18,14 @@ from floodmark.cli.failures import DONE, FINDING, UNKNOWN, Usage
 from floodmark.cli.jobs import JOBS, SparkChoice, load, reach, shared_credentials, spark_job
 from floodmark.cli.monitoring import CommandPage, MetricsOptions, serving_page
 from floodmark.cli.render.output import Column, Output, note, plain
-from floodmark.cli.render.text import show_bytes, show_count, show_time
+from floodmark.cli.render.text import show_count, show_time
 from floodmark.clock import TimeSource, monotonic_ms
 from floodmark.divergence.comparing import Drift, DriftSide
 from floodmark.divergence.histories import Difference, DifferenceKind
 from floodmark.divergence.outcome import Outcome
 from floodmark.divergence.rules import Verdict
 from floodmark.model.change import Stamp
+from floodmark.model.text import show_bytes
 from floodmark.server import metrics
 
 if TYPE_CHECKING:

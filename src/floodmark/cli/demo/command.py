@@ -18,6 +18,7 @@ def demo(
     directory: Annotated[
         Path | None, "DIRECTORY", "Make the sites here, and keep them; without it, in a temporary directory."
     ] = None,
+    console: Annotated[bool, "Serve a console of both sites meanwhile, and print its link."] = False,
     json: Annotated[bool, "Print only a summary. " + JSON_HELP] = False,
 ) -> None:
     """Show two sites that lose a change, find it and repair it.
@@ -27,16 +28,18 @@ def demo(
 
     Examples:
       floodmark demo
+      floodmark demo --console
       floodmark demo --directory demo-sites
     """
     if directory is not None and directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise Usage(f"{directory} exists and is not empty", "name a directory that does not exist yet")
-    console = console_on(sys.stdout, quiet=json)
-    stage = Stage(console, unicode=speaks_unicode(sys.stdout), live=console.is_terminal and not json)
+    terminal = console_on(sys.stdout, quiet=json)
+    stage = Stage(terminal, unicode=speaks_unicode(sys.stdout), live=terminal.is_terminal and not json)
     perform = load("floodmark.cli.demo.story").perform
     # A second Ctrl-C leaves while the servers still have files here.
     with TemporaryDirectory(prefix="floodmark-demo-", ignore_cleanup_errors=True) as temporary:
-        account = perform(stage, directory or Path(temporary), kept=directory is not None)
+        home = directory or Path(temporary)
+        account = perform(stage, home, kept=directory is not None, console=console)
     if json:
         Output(json=True).object(account)
     raise typer.Exit(DONE if stage.passed else FINDING)

@@ -64,7 +64,7 @@ class Stage:
             self._console.print(Text.assemble("    ", *parts))
 
     def command(self, *words: str) -> None:
-        """The command that does what comes next."""
+        """The command for the next action."""
         self.say(("$ ", "dim"), (" ".join(words), "cyan"))
 
     def check(self, claim: str, passed: bool) -> None:

@@ -26,6 +26,10 @@ import pyarrow.compute
 import floodmark
 from floodmark.cli.demo.stage import Stage
 from floodmark.clock import monotonic_ms
+from floodmark.server import ServerOptions
+from floodmark.server.console.opening import WatchedSite
+from floodmark.server.console.served import ServedConsole
+from floodmark.server.serving import open_console
 from floodmark.spark import SiteAddress, SparkOptions, open_session
 from floodmark.spark.jobs import VerifySummary, replicate_topology, site_addresses, verify
 
@@ -313,7 +317,7 @@ def check_unread(stage: Stage, pair: DemoPair) -> None:
     """Claim that the counters of both sites are exact."""
     keys = [person.encode() for person in EVERYBODY]
     shown = {
-        name: [int(value or 0) for value in server.site.namespace(UNREAD).get_many(keys)]
+        name: [value or 0 for value in server.site.namespace(UNREAD).get_many(keys)]
         for name, server in pair.servers.items()
     }
     totals = ", ".join(f"{sum(counts):,} at {name}" for name, counts in shown.items())
@@ -427,7 +431,21 @@ STEPS: Final[list[Callable[[Stage, DemoPair], None]]] = [
 ]
 
 
-def perform(stage: Stage, home: Path, *, kept: bool) -> dict[str, object]:
+def serve_demo_console(pair: DemoPair) -> ServedConsole:
+    """A page over both sites, which stays when one of them is killed."""
+
+    def reach(server: DemoServer) -> Any:
+        if server.process is None:
+            raise floodmark.Unreachable(f"the server of {server.name} is not running")
+        return server.site.host
+
+    watched = [
+        WatchedSite(server.name, server.url, partial(reach, server)) for server in pair.servers.values()
+    ]
+    return open_console(watched, ServerOptions(console_listen="127.0.0.1:0"))
+
+
+def perform(stage: Stage, home: Path, *, kept: bool, console: bool = False) -> dict[str, object]:
     """Run the steps in a directory; the account of it."""
     home.mkdir(parents=True, exist_ok=True)
     stage.heading(("Floodmark", "bold"), "  two sites, Spark between them, and every claim checked")
@@ -440,6 +458,9 @@ def perform(stage: Stage, home: Path, *, kept: bool) -> dict[str, object]:
         for step in STEPS:
             pair.require_well()
             step(stage, pair)
+            if console and step is STEPS[0]:
+                page = ending.enter_context(serve_demo_console(pair))
+                stage.say("watch both on ", (page.url, "cyan"))
     seconds = _seconds() - began
     stage.heading(("Summary", "bold"))
     for done in stage.steps:

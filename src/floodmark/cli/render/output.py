@@ -25,7 +25,6 @@ from floodmark.cli.render.text import (
     BARS,
     PLAIN_BARS,
     align,
-    show_bytes,
     show_duration,
     show_lag,
     show_moment,
@@ -34,7 +33,7 @@ from floodmark.cli.render.text import (
     show_time,
     show_version,
 )
-from floodmark.model.text import json_bytes
+from floodmark.model.text import json_bytes, show_bytes
 
 Item = TypeVar("Item")
 # Text, or text with a style that only a terminal shows.
@@ -136,7 +135,7 @@ def _show_moment(version: int) -> str:
 
 
 def _cell(item: Any, column: Column[Any], version: Callable[[int], str] = show_version) -> object:
-    """What a function makes of an item, or the text for an attribute or field of it, if it is not None."""
+    """The result of a function for an item, or the text of an attribute or field that is not None."""
     if not isinstance(column, str):
         return column(item)
     value = item[column] if isinstance(item, Mapping) else getattr(item, column)
@@ -174,7 +173,7 @@ def speaks_unicode(stream: TextIO) -> bool:
 
 
 class Output:
-    """What one command prints: on stdout, unless a sink has that for itself.
+    """The output of one command: on stdout, unless a sink uses that.
 
     Set `flushes` where a reader waits for every line.
     """

@@ -15,24 +15,11 @@ from typing import Final
 from rich.cells import cell_len
 
 from floodmark.model import KeyRange, Resolved, Version
-from floodmark.model.text import DURATION_UNITS
+from floodmark.model.text import DURATION_UNITS, show_bytes
 from floodmark.model.version import MOMENT_SECONDS_MAX, moment_of
 
 BARS: Final = " ▁▂▃▄▅▆▇█"
 PLAIN_BARS: Final = " .:-=+*#@"
-
-
-def show_bytes(data: bytes) -> str:
-    """Bytes for people, in the form that `read_bytes` takes.
-
-    >>> show_bytes(b"ada"), show_bytes(b"a\\nb"), show_bytes(b"0x1")
-    ('ada', '0x610a62', '0x307831')
-    """
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        return "0x" + data.hex()
-    return text if text.isprintable() and not text.startswith("0x") else "0x" + data.hex()
 
 
 def show_text(text: str) -> str:

@@ -195,7 +195,7 @@ class Surroundings:
 
 
 class Counters:
-    """Totals of what a runner has written, over all ranges and rounds."""
+    """A runner's totals of written changes, over all ranges and rounds."""
 
     def __init__(self) -> None:
         self.changes = self.bytes = self.batches = 0
@@ -270,7 +270,7 @@ class Round(ABC):
 
     @abstractmethod
     def effort(self) -> Effort:
-        """What statistics show of the round."""
+        """The figures of the round for statistics."""
 
     def fail(self, error: Exception, *, collected: bool = False) -> None:
         """End the round by an error; the first one counts."""

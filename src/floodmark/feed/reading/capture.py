@@ -134,7 +134,7 @@ class ChangeCapture:
         self._owed: Change | None = None
 
     def begin(self, site_id: int, since: Version, *, held: bool = False) -> None:
-        """Say that the items to come are those of a site after version `since`, without gaps.
+        """Declare that the next items are those of a site after version `since`, without gaps.
 
         `since(site_id)` says from where nothing is missed.  If the client has everything of the site at or
         below `since` from elsewhere, for example from a snapshot, or does not want it, say `held=True`: it

@@ -43,7 +43,7 @@ CHANGE_BYTES: Final = 100
 
 # The record of a qualified key at a version; None if its namespace is gone.
 LookUp = Callable[[bytes, Version], bytes | None]
-# What readers just before a version, whose expiries are judged at some milliseconds, found under some keys.
+# For (key, version, milliseconds): the record just before the version, with its expiry judged at that time.
 Before = Callable[[Sequence[tuple[bytes, Version, int]]], list[bytes | None]]
 
 
@@ -306,7 +306,7 @@ class Columns:
         yield _cut(gathered, slice(start, last + 1), befores, since, gathered.through)
 
     def _find_images(self, gathered: ChangeBatch, before: Before) -> Iterator[bytes | None]:
-        """What each change replaced.  Some are looked up together; many large ones would take much memory."""
+        """The record before each change.  A few are looked up together, which bounds the memory."""
         # The records of earlier changes: a key that is changed again need not be looked up.
         stored: dict[bytes, bytes] = {}
         rows = zip(gathered.keys, gathered.versions, gathered.values, strict=True)

@@ -7,13 +7,14 @@ Where the log was trimmed, changes can be read by a scan but not counted.  Such 
 begins.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain, groupby
 
 import msgspec
 
 from floodmark.codec.changelog import count_changes, decode_row, is_own, may_be_batch
 from floodmark.codec.ordered import qualify_range
+from floodmark.feed.reading.swaps import end_before_swap, no_swap
 from floodmark.feed.safepoints import SafePoints
 from floodmark.model.change import Heartbeat
 from floodmark.model.errors import InvalidArgument, VersionCollected
@@ -58,10 +59,16 @@ class CutRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidArgument(f"a step holds at least one change, not {self.changes_max}")
 
 
-def cut_changes(node: Node, safe_points: SafePoints, request: CutRequest) -> ChangesCut:
+def cut_changes(
+    node: Node,
+    safe_points: SafePoints,
+    request: CutRequest,
+    swap_after: Callable[[int | None, Version], Version | None] = no_swap,
+) -> ChangesCut:
     """The highest version at which a step may end, but never one before `since`.
 
-    Raises VersionCollected if there is nothing to read from `since` any more.
+    Raises VersionCollected if there is nothing to read from `since` any more.  A step does not pass a version
+    at which a data set was published.
     """
     # Nothing is older than the node itself.
     since = max(request.since, node.born_version())
@@ -70,6 +77,8 @@ def cut_changes(node: Node, safe_points: SafePoints, request: CutRequest) -> Cha
         node.committer.sync()
         resolved = node.resolved_version()
         end = resolved if request.until is None else min(resolved, request.until)
+        # Looked up after the resolved version: a swap that is missed here lies above it.
+        end = end_before_swap(swap_after(request.namespace, since), since, end)
         if end <= since:
             return ChangesCut(max(end, request.since), 0, resolved, batches=False)
         keys = qualify_range(request.namespace)

@@ -41,7 +41,7 @@ OnDamaged: TypeAlias = Callable[[Corruption], object]
 
 
 class OnCorrupt(StrEnum):
-    """What a reader does at a damaged change."""
+    """The reaction of a reader to a damaged change."""
 
     # The reader stops at it with `Corruption`.
     FAIL = "fail"

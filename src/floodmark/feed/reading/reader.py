@@ -40,6 +40,7 @@ from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace, qualify_r
 from floodmark.feed.reading.columns import BATCH_BYTES_MAX, Columns
 from floodmark.feed.reading.rate import RateLimit
 from floodmark.feed.reading.sorter import Sorter
+from floodmark.feed.reading.swaps import end_before_swap, no_swap
 from floodmark.feed.safepoints import SafePoints
 from floodmark.model.errors import Corruption, InvalidArgument, VersionCollected, VersionInFuture
 from floodmark.model.limits import SORT_BYTES_MAX
@@ -96,6 +97,8 @@ class ChangeReader:
         self._node = node
         self._safe_points = safe_points
         self._is_live = is_live
+        # The first version above a position at which a namespace, or any, gets another generation.
+        self.swap_after: Callable[[int | None, Version], Version | None] = no_swap
         # Over the whole site, of which the node may serve a part.
         self._router = router or Router(node)
         self._sort_bytes_max = sort_bytes_max
@@ -273,7 +276,10 @@ class _ChangeStream:
                 # A stream that follows waits for its end.
                 wanted = 0 if request.follow else request.until or 0
                 resolved = self._node.resolved_version(wanted)
-                target = resolved if request.until is None else min(request.until, resolved)
+                end = resolved if request.until is None else min(request.until, resolved)
+                # Looked up after the resolved version: a swap that is missed here lies above it.
+                swap = self._reader.swap_after(request.namespace, self._position)
+                target = end_before_swap(swap, self._position, end)
                 if target > self._position:
                     for batch in self.deliver(self._catch_up(self._position, target)):
                         yield batch
@@ -281,11 +287,16 @@ class _ChangeStream:
                         advance(self._position)
                 elif follower is not None:
                     yield ChangeBatch(through=self._position, way=self._way)
+                if target < end:
+                    # The next round tells of the swap.
+                    continue
                 if follower is None:
                     return
                 if target == resolved:
                     passed = committer.followers.wait(follower, FOLLOW_SECONDS, GATHER_SECONDS)
-                    if request.until is None and not request.heartbeats:
+                    swap = self._reader.swap_after(request.namespace, self._position)
+                    is_swapped = swap is not None and swap <= passed
+                    if request.until is None and not request.heartbeats and not is_swapped:
                         # Nothing of these keys lies before, so the tail need not be read up to there.
                         self._position = max(self._position, passed)
 

@@ -70,7 +70,7 @@ class Bookkeeping:
     # The books, which the caller has locked
 
     def move(self, row: SubscriptionRow) -> None:
-        """Begin anew from a row."""
+        """Start again from a row."""
         self.epoch, self.account = row.epoch, DeliveryAccount(row.through, row.live, row.snapshot, row.mark)
         self._unanswered = None
         self.held, self.due = {}, set()

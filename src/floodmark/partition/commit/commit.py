@@ -16,6 +16,7 @@ from floodmark.columns.column import Column
 from floodmark.columns.packed import pack
 from floodmark.engine import Guard, WriteRow
 from floodmark.model.errors import FloodmarkError
+from floodmark.model.partition import ReadSet
 from floodmark.model.version import Version
 from floodmark.partition.commit.expiry_index import index_row, index_rows, may_expire
 from floodmark.partition.commit.turn import Waiter
@@ -130,6 +131,25 @@ class Mint:
 Decide: TypeAlias = Callable[[Mint], Writes | None]
 
 
+class ValidatesReads(Protocol):
+    """The reads that a commit depends on."""
+
+    reads: ReadSet
+
+    def require_unchanged(self, now: Version) -> None:
+        """Raise Conflict if any has changed.  `now` is a fresh version; the caller holds the turn."""
+
+
+class RemembersOutcome(Protocol):
+    """The outcome of a commit that has an id, stored with the commit."""
+
+    def earlier(self, now: Version) -> Version:
+        """The version at which it is committed already, or 0; raises TransactionEnded if it is refused."""
+
+    def row(self, version: Version) -> WriteRow:
+        """The row that tells of its commit."""
+
+
 class Commit(Waiter):
     """One commit on its way through a round.  Without a writer it only takes the turn, or is a step."""
 
@@ -146,7 +166,11 @@ class Commit(Waiter):
         *,
         durable: bool,
         decide: Decide | None = None,
+        validation: ValidatesReads | None = None,
+        named: RemembersOutcome | None = None,
     ) -> None:
+        self.validation = validation
+        self.named = named
         self.writer = writer
         self.writes = writes
         self.durable = durable
@@ -163,6 +187,14 @@ class RoundStep(Commit):
     is_commit = False
     # Its rows are written only under these.
     guards: Sequence[Guard] = ()
+
+    @property
+    def touches(self) -> Sequence[bytes] | None:
+        """The keys and ids of which it reads or changes rows, asked before and after `take`; None: any.
+
+        Earlier commits of the round that touch none of these need not be in the engine yet.
+        """
+        return None
 
     def __init__(self, writer: CommittingPartition | None) -> None:
         super().__init__(writer, None, durable=True, decide=lambda _: None)

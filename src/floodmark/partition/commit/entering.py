@@ -15,6 +15,7 @@ from typing import Final
 
 import numpy
 
+from floodmark.codec.appends import any_append, append_size, decode_append, is_append
 from floodmark.codec.ordered import NAMESPACE_BYTES, VERSION_BYTES, encode_bytes
 from floodmark.codec.stamps import STAMP_BYTES
 from floodmark.codec.states import CounterState, decode_state, is_unstamped
@@ -74,6 +75,9 @@ class WriteKind(Enum):
     """Records of another site, with their origin."""
 
 
+_NEW: Final = (WriteKind.PUT, WriteKind.WRITE)
+
+
 class Entrance:
     """Checks writes to the partitions of a node.
 
@@ -113,6 +117,18 @@ class Entrance:
 
         A caller that holds the turn says so, and has met the namespaces before.
         """
+        if kind is WriteKind.WRITE and any_append(values):
+            values = list(map(_stored_by, keys, values))
+        if len(keys) == 1 == len(values) and kind in _NEW:
+            # The hottest path: a plain value of a namespace of such.
+            key, value = keys[0], values[0]
+            if (
+                value.endswith(PLAIN)
+                and key[:NAMESPACE_BYTES] in self.plain
+                and NAMESPACE_BYTES < len(key) <= self.qualified_bytes_max
+                and len(value) <= self.plain_bytes_max
+            ):
+                return
         check_keys(keys)
         require_paired(keys, values)
         self._check_engine(keys, values, kind)
@@ -161,6 +177,16 @@ class Entrance:
         return policy
 
 
+def _stored_by(key: bytes, value: bytes) -> bytes:
+    """The record of a write, whose key may wait for its version."""
+    if not is_append(value):
+        return value
+    append = decode_append(value)
+    if append_size(key, append.shift) < NAMESPACE_BYTES:
+        raise InvalidKey(f"the key {_shown(key)} is too short to hold a version")
+    return append.stored
+
+
 def _qualified_bytes_max(key_bytes_max: int) -> int:
     """The longest qualified key whose engine key, with a version and among the metadata, has so many bytes.
 
@@ -173,6 +199,8 @@ def _qualified_bytes_max(key_bytes_max: int) -> int:
 
 def check_keys(keys: Sequence[bytes]) -> None:
     """Raise unless there are one or more qualified keys, each once."""
+    if len(keys) == 1 and NAMESPACE_BYTES < len(keys[0]) <= QUALIFIED_BYTES_MAX:
+        return
     if not keys:
         raise InvalidArgument("a request must name at least one key")
     ordered = isinstance(keys, Column) and keys.is_ascending
@@ -228,6 +256,8 @@ def ends_of(keys: Sequence[bytes]) -> tuple[bytes, bytes]:
 
 def namespaces_of(keys: Sequence[bytes]) -> set[bytes]:
     """What qualified keys begin with."""
+    if len(keys) == 1:
+        return {keys[0][:NAMESPACE_BYTES]}
     first, last = (key[:NAMESPACE_BYTES] for key in ends_of(keys))
     # What lies between two keys of a namespace is in it, too.
     return {first} if first == last else {key[:NAMESPACE_BYTES] for key in keys}

@@ -27,7 +27,7 @@ from floodmark.codec.changelog import (
     encode_log_key,
     encode_log_range,
 )
-from floodmark.codec.ordered import decode_version, encode_version
+from floodmark.codec.ordered import decode_version, encode_prefixes, encode_version
 from floodmark.codec.stamps import digest_copies, encode_stamp, find_origins
 from floodmark.codec.states import CounterEntry, CounterState, decode_state, encode_state
 from floodmark.codec.values import HAS_ORIGIN
@@ -48,6 +48,8 @@ from floodmark.partition.commit.merging import is_state, kind_of, mark_like
 from floodmark.partition.families import DATA, LOG
 from floodmark.partition.read.records import find_stored
 
+# Keys whose newest records are read at once: the values of more might need too much memory.
+_READ_KEYS: Final = 32
 # Rows of the first page above a commit; usually one row is enough.
 _PROBE_ROWS: Final = 4
 # The log holds no large value, so any large value makes the same row.
@@ -87,10 +89,21 @@ class Insertion:
         self._log_row_bytes_max = log_row_bytes_max
         self._rows: list[WriteRow] = []
 
-    def add(self, key: bytes, prefix: bytes, value: bytes) -> None:
-        """Insert the write of a qualified key.  The keys come in order."""
+    def add(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """Insert the writes of qualified keys, which are in order."""
+        for start in range(0, len(keys), _READ_KEYS):
+            some = keys[start : start + _READ_KEYS]
+            prefixes = encode_prefixes(some)
+            newest = self._engine.ceilings(DATA, prefixes)
+            for row in zip(some, prefixes, values[start : start + _READ_KEYS], newest, strict=True):
+                self._add(*row)
+
+    def _add(self, key: bytes, prefix: bytes, value: bytes, newest: Row | None) -> None:
         written: Written | None
-        base = find_stored(self._engine, prefix, self._version)
+        base = None if newest is None else (decode_version(newest[0]), newest[1])
+        is_below = base is not None and base[0] > self._version
+        if is_below:
+            base = find_stored(self._engine, prefix, self._version)
         before = None if base is None else base[1]
         if value[-1] & HAS_ORIGIN:
             written = _copy(base, value, self._version, self._site)
@@ -102,6 +115,8 @@ class Insertion:
         self._rows.append((DATA, prefix + encode_version(self._version), written.stored))
         self.keys.append(key)
         self.logged.append(written.logged)
+        if not is_below:
+            return
         below = self._version, written.stored
         for engine_key, stored in _rows_above(self._engine, prefix, self._version):
             version = decode_version(engine_key)

@@ -154,7 +154,7 @@ class Storage:
 
         They are cut into batches that the engine takes: any number of the first rows must be harmless alone.
         """
-        for batch in self._cut(rows):
+        for batch in self.cut(rows):
             self._store_settled(batch, guards)
 
     def store_in_portions(self, rows: Sequence[WriteRow], guards: Sequence[Guard] = ()) -> None:
@@ -162,10 +162,10 @@ class Storage:
 
         The caller holds the turn.
         """
-        for batch in self._cut(rows):
+        for batch in self.cut(rows):
             self.store_guarded(batch, guards)
 
-    def _cut(self, rows: Sequence[WriteRow]) -> Iterator[Sequence[WriteRow]]:
+    def cut(self, rows: Sequence[WriteRow]) -> Iterator[Sequence[WriteRow]]:
         """Cut rows into batches that the engine takes."""
         limits = self.engine.limits
         batch: list[WriteRow] = []
@@ -201,23 +201,27 @@ class Storage:
         with self.settled():
             self.store_later(rows, guards)
 
-    def remove_range(self, family: str, start: bytes, end: bytes) -> None:
-        """Remove a range of garbage, in portions if the engine takes only so many rows."""
-        rows_max = self.engine.limits.range_rows_max
+    def remove_range(self, family: str, start: bytes, end: bytes, engine: Engine | None = None) -> None:
+        """Remove a range of garbage, in portions if the engine takes only so many rows.
+
+        `engine` is the one below this one's generations, for what no reader finds.
+        """
+        engine = engine or self.engine
+        rows_max = engine.limits.range_rows_max
         while rows_max is not None:
-            page = self.engine.scan(
+            page = engine.scan(
                 family, start, end, rows_max=min(rows_max, PAGE_ROWS_MAX), bytes_max=PAGE_BYTES_MAX
             )
             if not page:
                 return
             behind = after(page[-1][0])
-            self._delete_settled(family, start, behind)
+            self._delete_settled(engine, family, start, behind)
             start = behind
-        self._delete_settled(family, start, end)
+        self._delete_settled(engine, family, start, end)
 
-    def _delete_settled(self, family: str, start: bytes, end: bytes) -> None:
+    def _delete_settled(self, engine: Engine, family: str, start: bytes, end: bytes) -> None:
         with self.settled(), self._stopping():
-            self.engine.delete_range(family, start, end)
+            engine.delete_range(family, start, end)
 
     def recover_if_stopped(self) -> None:
         """Recover after a failure or an interruption.  The caller holds the turn."""

@@ -1,5 +1,9 @@
 """What has become of an atomic batch over several nodes at each of its partitions: one metadata row.
 
+A commit of one node has such a row too, without other partitions, if its answer may get lost on the way to a
+client.  The commit looks for the row in its round and writes it in its engine write, so an id is committed at
+most once, and never after it was refused.
+
     "batch/" | id: 30 bytes, ASCII | the first qualified key of the batch in the partition
         ->  MessagePack: [decision, version, first keys of the batch in all its partitions]
 
@@ -20,12 +24,12 @@ from typing import Final
 import msgspec
 
 from floodmark.engine import Engine, WriteRow
-from floodmark.model.batch import BATCH_ID_CHARACTERS, batches_from
+from floodmark.model.batch import BATCH_ID_CHARACTERS, batch_age_ms, batches_from
 from floodmark.model.errors import Corruption, TransactionEnded
-from floodmark.model.limits import PAGE_BYTES_MAX, PAGE_ROWS_MAX
+from floodmark.model.limits import BATCH_AGE_MS_MAX, PAGE_BYTES_MAX, PAGE_ROWS_MAX
 from floodmark.model.partition import Decision
 from floodmark.model.ranges import after
-from floodmark.model.version import Version
+from floodmark.model.version import Version, physical_ms
 from floodmark.partition.families import META
 
 BATCHES: Final = b"batch/"
@@ -68,11 +72,43 @@ def read_outcomes(engine: Engine, until_ms: int) -> Iterator[tuple[str, bytes, B
         start = after(page[-1][0])
 
 
+class NamedCommit:
+    """The outcome of a commit of one node, known by an id and the first qualified key."""
+
+    def __init__(self, engine: Engine, batch: str, key: bytes) -> None:
+        self._engine = engine
+        self._batch = batch
+        self._key = key
+
+    def earlier(self, now: Version) -> Version:
+        """The version at which it is committed already, or 0.
+
+        Raises TransactionEnded if it is refused, or its id is too old at a fresh version.
+        """
+        outcome = load_outcome(self._engine, self._batch, self._key)
+        if outcome is None:
+            if is_too_old(self._batch, now):
+                raise refused(self._batch)
+            return 0
+        if outcome.decision is not Decision.COMMIT:
+            raise refused(self._batch)
+        return outcome.version
+
+    def row(self, version: Version) -> WriteRow:
+        """The row that tells of its commit."""
+        return store_outcome(self._batch, self._key, BatchOutcome(Decision.COMMIT, version))
+
+
+def is_too_old(batch: str, version: Version) -> bool:
+    """Whether an id is too old, or too far ahead, for its batch to be prepared or committed at a version."""
+    return abs(batch_age_ms(batch, physical_ms(version))) > BATCH_AGE_MS_MAX
+
+
 def refused(batch: str) -> TransactionEnded:
-    """The error for a batch that cannot be prepared any more."""
+    """The error for a batch or commit that can never happen any more."""
     return TransactionEnded(
-        f"the atomic batch {batch} is refused here: another participant asked for it before it was prepared, "
-        "or it took too long; begin another one",
+        f"the batch or commit {batch} is refused here: its outcome was asked for before it arrived, or it "
+        "took too long; begin another one",
         transaction=batch,
     )
 

@@ -12,24 +12,45 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from floodmark.codec.appends import any_append, complete, late_append
 from floodmark.codec.changelog import encode_log_key
-from floodmark.codec.ordered import encode_prefixes
 from floodmark.codec.values import mark_batch
 from floodmark.engine import Engine, WriteRow
-from floodmark.model.batch import batch_age_ms, is_batch
+from floodmark.model.batch import is_batch
 from floodmark.model.errors import CommitTooLarge, InvalidArgument, LimitExceeded, Retryable
-from floodmark.model.limits import BATCH_AGE_MS_MAX, BATCH_PARTITIONS_MAX
+from floodmark.model.limits import BATCH_PARTITIONS_MAX, NODES_MAX
 from floodmark.model.partition import CommitLimits, Decision, Fate, LinkGuard
 from floodmark.model.ranges import KeyRange
-from floodmark.model.version import Version, physical_ms
+from floodmark.model.version import Version
 from floodmark.partition.commit.batches import BatchCache
-from floodmark.partition.commit.commit import CommitTally, CommittingPartition, Mint, RoundStep, Writes
+from floodmark.partition.commit.commit import (
+    CommitTally,
+    CommittingPartition,
+    Mint,
+    RoundStep,
+    Writes,
+    arrange,
+)
 from floodmark.partition.commit.inserting import Insertion
-from floodmark.partition.commit.merging import apply_at, has_origins, is_state, merge_writes, write_at
+from floodmark.partition.commit.merging import (
+    apply_at,
+    has_origins,
+    has_states,
+    is_state,
+    merge_writes,
+    write_at,
+)
 from floodmark.partition.commit.storage import Storage
 from floodmark.partition.commit.tail import LiveTail, TailEntry
 from floodmark.partition.families import LOG
-from floodmark.partition.prepared.outcomes import REFUSED, BatchOutcome, load_outcome, refused, store_outcome
+from floodmark.partition.prepared.outcomes import (
+    REFUSED,
+    BatchOutcome,
+    is_too_old,
+    load_outcome,
+    refused,
+    store_outcome,
+)
 from floodmark.partition.prepared.writes import (
     OpenWrite,
     PreparedWrites,
@@ -92,11 +113,25 @@ class Prepare(RoundStep):
         self._transaction = transaction
         self._prepared = writes
         self._write: OpenWrite | None = None
+        # What was asked for, if keys of it wait for their version.
+        self._appends = writes if any_append(writes.values) else None
+
+    @property
+    def touches(self) -> Sequence[bytes] | None:
+        if self._link is not None or self._appends is not None:
+            return None
+        # Records are read only if a state is merged into them; the first key stands for the outcome, too.
+        keys, values = self._prepared.keys, self._prepared.values
+        return (self._transaction.encode(), *(keys if has_states(values) else keys[:1]))
 
     def take(self, mint: Mint) -> Sequence[WriteRow]:
-        place, writes, transaction = self._place, self._prepared, self._transaction
+        place, transaction = self._place, self._transaction
         if self._is_known():
             return ()
+        if self._appends is not None:
+            # It commits at this version: the coordinator has prepared all other writes before.
+            self._prepared = self._complete(mint())
+        writes = self._prepared
         self._require_wanted()
         if self._link is not None:
             self.guards = place.storage.entrance.admit(self._link)
@@ -107,7 +142,7 @@ class Prepare(RoundStep):
             return ()
         require_key_fits(transaction, writes.keys, place.engine.limits.key_bytes_max)
         version = mint()
-        if self._siblings and abs(batch_age_ms(transaction, physical_ms(version))) > BATCH_AGE_MS_MAX:
+        if self._siblings and is_too_old(transaction, version):
             raise refused(transaction)
         write = OpenWrite(
             transaction,
@@ -117,6 +152,7 @@ class Prepare(RoundStep):
             0,
             siblings=self._siblings,
             members=self._members,
+            values=writes.values,
         )
         place.prepared.require_room(write)
         if self._is_crowding(version, others):
@@ -151,6 +187,16 @@ class Prepare(RoundStep):
         self._write, self.version = standing, standing.version
         return True
 
+    def _complete(self, version: Version) -> Writes:
+        """The writes, with the keys that they have at a version."""
+        writes = self._appends
+        if writes is None:
+            return self._prepared
+        rows = complete(dict(zip(writes.keys, writes.values, strict=True)), version)
+        if not all(map(self._partition.range.contains, rows)):
+            raise late_append(version)
+        return arrange([*rows], [*rows.values()])
+
     def _load_outcome(self) -> BatchOutcome | None:
         return load_outcome(self._place.engine, self._transaction, self._prepared.keys[0])
 
@@ -181,9 +227,9 @@ class Prepare(RoundStep):
             )
 
     def _require_same(self, standing: OpenWrite) -> None:
-        writes = self._prepared
+        writes = self._complete(standing.version)
         is_same = standing.keys == writes.keys and standing.siblings == tuple(self._siblings)
-        if not is_same or load_values(self._place.engine, standing) != writes.values:
+        if not is_same or list(load_values(self._place.engine, standing) or ()) != list(writes.values):
             raise InvalidArgument(
                 f"transaction {self._transaction!r:.80} has prepared other writes in partition "
                 f"{self._partition.id}; all that it writes there is prepared at once",
@@ -217,6 +263,14 @@ class CommitPrepared(RoundStep):
         self._write: OpenWrite | None = None
         self._insertion: Insertion | None = None
 
+    @property
+    def touches(self) -> Sequence[bytes] | None:
+        if self._insertion is not None and self._insertion.corrections:
+            # It has written rows of other commits anew.
+            return None
+        write = self._write or self._place.prepared.find(self._transaction, self._partition.range)
+        return (self._transaction.encode(), *(write.keys if write is not None else ()))
+
     def take(self, mint: Mint) -> Sequence[WriteRow]:
         place, partition = self._place, self._partition
         write = place.prepared.find(self._transaction, partition.range)
@@ -229,8 +283,7 @@ class CommitPrepared(RoundStep):
         insertion = Insertion(
             place.engine, partition.log_id, self._at, place.site, place.storage.log_row_bytes_max
         )
-        for key, prefix, value in zip(write.keys, encode_prefixes(write.keys), values, strict=True):
-            insertion.add(key, prefix, mark_batch(value) if write.siblings else value)
+        insertion.add(write.keys, [*map(mark_batch, values)] if write.siblings else values)
         self._write, self._insertion, self.version = write, insertion, self._at
         rows = [*remove_rows(write), *insertion.rows()]
         if write.members:
@@ -249,6 +302,10 @@ class CommitPrepared(RoundStep):
                 transaction=self._transaction,
                 version=write.version,
             )
+        distance = self._at - write.version
+        if not distance or (write.siblings and distance % NODES_MAX):
+            # The version of this write, or one that another node gave to the same batch: no commit has it.
+            return
         if self._place.engine.get(LOG, encode_log_key(self._partition.log_id, self._at)) is not None:
             raise InvalidArgument(
                 f"version {self._at} is that of another commit in partition {self._partition.id}; commit at "
@@ -314,6 +371,11 @@ class AbortPrepared(RoundStep):
         self._asks = asks
         self._write: OpenWrite | None = None
         self._rows: Sequence[WriteRow] = ()
+
+    @property
+    def touches(self) -> Sequence[bytes]:
+        # A commit of one key, which may have the same id, tells its key alone.
+        return (self._transaction.encode(), *(() if self._key is None else (self._key,)))
 
     def take(self, mint: Mint) -> Sequence[WriteRow]:
         place, transaction, key = self._place, self._transaction, self._key
@@ -382,6 +444,12 @@ def require_preparable(
             f"partition {partition.id} does not hold all keys that are to be prepared; prepare at each "
             "partition what is its own",
             partition=partition.id,
+        )
+    if siblings and any_append(writes.values):
+        raise InvalidArgument(
+            "an atomic batch over several nodes cannot append, since its parts do not know its version; "
+            "append in a transaction",
+            transaction=transaction,
         )
     size = writes.size + sum(map(len, siblings)) + sum(map(len, members))
     if size > limits.bytes_max // 2 or len(writes.keys) > limits.changes_max // 2:

@@ -6,7 +6,7 @@ prepared key is one metadata row:
 
     "prepared/" | length 1 | transaction, UTF-8 | qualified key  ->  p: 8 bytes, big-endian | value
 
-The row names no partition.  Memory holds the keys of a write; a commit reads its values again.
+The row names no partition.  Memory holds the keys of a write, and a few values; a commit reads others again.
 
 **Nothing appears at or below an announced version.**  An open write is a slot at p: `floor` is the version
 before the lowest p, and no resolved version of its partition passes it.
@@ -46,7 +46,13 @@ from floodmark.codec.ordered import VERSION_BYTES
 from floodmark.engine import Engine, WriteRow
 from floodmark.model.batch import is_batch
 from floodmark.model.errors import Corruption, InvalidArgument, InvalidKey, Retryable
-from floodmark.model.limits import PAGE_BYTES_MAX, PAGE_ROWS_MAX, PREPARED_BYTES_MAX, PREPARED_WRITES_MAX
+from floodmark.model.limits import (
+    KIB,
+    PAGE_BYTES_MAX,
+    PAGE_ROWS_MAX,
+    PREPARED_BYTES_MAX,
+    PREPARED_WRITES_MAX,
+)
 from floodmark.model.partition import BatchSettler, CommitLimits, Decision, Fate, PreparedWrite, Settler
 from floodmark.model.ranges import KeyRange, after, prefix_end
 from floodmark.model.version import Version
@@ -62,6 +68,8 @@ Indexed = TypeVar("Indexed", str, bytes)
 PREPARED: Final = b"prepared/"
 
 TRANSACTION_ID_BYTES_MAX: Final = 255
+# The values of a larger write are not kept in memory.
+KEPT_BYTES_MAX: Final = 8 * KIB
 
 
 class OpenWrite:
@@ -77,6 +85,7 @@ class OpenWrite:
         "newer_changes",
         "siblings",
         "transaction",
+        "values",
         "version",
     )
 
@@ -90,6 +99,7 @@ class OpenWrite:
         *,
         siblings: Sequence[bytes] = (),
         members: Sequence[bytes] = (),
+        values: Sequence[bytes] | None = None,
     ) -> None:
         # The id of a transaction; or of an atomic batch, and the first keys of its partitions.
         self.transaction = transaction
@@ -100,6 +110,8 @@ class OpenWrite:
         # Qualified, in order.
         self.keys = keys
         self.bytes = size
+        # In the order of keys; None if they are to be read.
+        self.values = values if size <= KEPT_BYTES_MAX else None
         self.held_bytes = size + sum(map(len, siblings)) + sum(map(len, members))
         # The size of the commits above it that its own commit may have to rewrite; None if unknown.
         self.newer_bytes = newer_bytes
@@ -264,8 +276,9 @@ class PreparedWrites:
 
     def on(self, keys: Iterable[bytes]) -> list[OpenWrite]:
         """The writes on some qualified keys."""
-        found = (write for key in keys for write in self._index.by_key.get(key, ()))
-        return list({write.version: write for write in found}.values())
+        by_key = self._index.by_key
+        found = {write.version: write for key in keys if key in by_key for write in by_key.get(key, ())}
+        return list(found.values())
 
     def within(self, keys: KeyRange, until: Version | None = None) -> list[OpenWrite]:
         """The writes on keys of a range whose p is at or below a version, the oldest first."""
@@ -350,8 +363,10 @@ def remove_rows(write: OpenWrite) -> list[WriteRow]:
     return [(META, prefix + key, None) for key in write.keys]
 
 
-def load_values(engine: Engine, write: OpenWrite) -> list[bytes] | None:
+def load_values(engine: Engine, write: OpenWrite) -> Sequence[bytes] | None:
     """The values of a prepared write, in the order of its keys; None if it has ended."""
+    if write.values is not None:
+        return write.values
     prefix = _encode_prefix(write.transaction)
     stored = engine.get_many(META, [prefix + key for key in write.keys])
     values = [value[VERSION_BYTES:] for value in stored if value is not None]

@@ -24,15 +24,18 @@ from floodmark.codec.ordered import (
 )
 from floodmark.codec.records import Places
 from floodmark.codec.states import decode_state, render_value
-from floodmark.codec.values import PLAIN, TOMBSTONE, decode_value
+from floodmark.codec.values import PLAIN_ENDS, TOMBSTONE, decode_value
+from floodmark.columns.packed import empty_batch
 from floodmark.engine import Engine, Row
+from floodmark.model.change import Stamp
 from floodmark.model.errors import Corruption, VersionCollected
 from floodmark.model.limits import PAGE_BYTES_MAX, PAGE_ROWS_MAX
 from floodmark.model.partition import Content
 from floodmark.model.ranges import KeyRange, after, prefix_end
-from floodmark.model.record import Record
+from floodmark.model.record import Record, Versioned
 from floodmark.model.version import Version, moment_of, physical_ms
 from floodmark.partition.families import DATA
+from floodmark.partition.generations import as_of
 
 # Behind every version of a key: the inverse of version 0 is the largest suffix there is.
 _BEHIND_OLDEST = b"\xff" * VERSION_BYTES + b"\x00"
@@ -57,6 +60,21 @@ def find_stored(engine: Engine, prefix: bytes, at: Version | None) -> tuple[Vers
     return None if row is None else (decode_version(row[0]), row[1])
 
 
+def find_first(engine: Engine, key: bytes, end: bytes, within: KeyRange, site_id: int) -> Versioned | None:
+    """The newest record of the first qualified key in `[key, end)`, if one look-up finds a plain one."""
+    row = engine.ceiling(DATA, encode_prefix(key))
+    if row is None or row[1][-1:] not in PLAIN_ENDS:
+        return None
+    engine_key, stored = row
+    prefix = engine_key[:-VERSION_BYTES]
+    found = decode_user_key(prefix)
+    qualified = key[:NAMESPACE_BYTES] + found
+    if encode_prefix(qualified) != prefix or qualified >= end or not within.contains(qualified):
+        return None
+    version = decode_version(engine_key)
+    return Versioned(key=found, value=stored[:-1], version=version, stamp=Stamp(version, site_id))
+
+
 def find_before(engine: Engine, wanted: Sequence[tuple[bytes, Version, int]]) -> list[bytes | None]:
     """The stored record of each qualified key just before a version, if it is alive at a time."""
     prefixes = [encode_prefix(key) for key, _, _ in wanted]
@@ -71,7 +89,7 @@ def find_before(engine: Engine, wanted: Sequence[tuple[bytes, Version, int]]) ->
 
 
 def _is_dead(row: Row, at_ms: int) -> bool:
-    return row[1][-1:] != PLAIN and decode_record(*row).is_dead_at(at_ms)
+    return row[1][-1:] not in PLAIN_ENDS and decode_record(*row).is_dead_at(at_ms)
 
 
 def read_record(engine_key: bytes, stored: bytes, physical_ms: int) -> tuple[Record, bytes] | None:
@@ -131,7 +149,7 @@ def scan_page(
     """Some of the live records as of `at`, between two engine keys."""
     read = _read_backward if reverse else _read_forward
     suffix = encode_version(at)
-    rows, resume = read(engine, start, end, suffix, min(rows_max, PAGE_ROWS_MAX))
+    rows, resume = read(as_of(engine, at), start, end, suffix, min(rows_max, PAGE_ROWS_MAX))
     found = _newest(rows, suffix, physical_ms)
     if reverse:
         found.reverse()
@@ -236,7 +254,7 @@ def _newest(rows: Sequence[Row], earliest_suffix: bytes, physical_ms: int) -> li
             if prefix == done or engine_key[-VERSION_BYTES:] < earliest_suffix:
                 continue
             done = prefix
-            if stored[-1:] == PLAIN:
+            if stored[-1:] in PLAIN_ENDS:
                 # `decode_user_key`, without a call for each row.
                 markers = prefix[GROUP::MARKED_GROUP]
                 if markers != shape:
@@ -275,9 +293,9 @@ def scan_records_page(
     If `content` is not whole, they come without values, and digests stand beside them.  Whether a record has
     expired is judged at the time of `at`, or at `judged_ms`.
     """
-    rows, resume = _read_forward(engine, start, end, encode_version(at), RECORDS_PAGE_ROWS_MAX)
+    rows, resume = _read_forward(as_of(engine, at), start, end, encode_version(at), RECORDS_PAGE_ROWS_MAX)
     if not rows:
-        return RecordsPage(pyarrow.RecordBatch.from_pylist([], schema=records_schema(content)), resume)
+        return RecordsPage(empty_batch(records_schema(content)), resume)
     columns = StoredRows(rows)
     reached = columns.versions <= at
     # The versions of a key descend: the first that is reached follows one that is not, or another key.
@@ -321,7 +339,11 @@ class VersionsPage(NamedTuple):
 
 
 def scan_versions(engine: Engine, keys: KeyRange, since: Version, until: Version) -> Iterator[VersionsPage]:
-    """All versions in `(since, until]` of the qualified keys of a range, in order of keys, page by page."""
+    """All versions in `(since, until]` of the qualified keys of a range, in order of keys, page by page.
+
+    They are those of the generation that is read as of `until`.
+    """
+    engine = as_of(engine, until)
     start = encode_prefix(keys.start)
     end = prefix_end(RAW) if keys.end is None else encode_prefix(keys.end)
     # Suffixes are inverted versions: the newest comes first.

@@ -10,6 +10,7 @@ from floodmark.model.ranges import prefix_end
 from floodmark.model.version import VERSION_MAX, Version
 from floodmark.partition.commit.storage import Storage
 from floodmark.partition.families import COLLECTED, DATA, HORIZON, LOADED, LOG, LOG_TRIMMED, META
+from floodmark.partition.generations import below
 from floodmark.partition.layout import load_version, read_metadata, store_version
 from floodmark.partition.prepared.writes import read_prepared
 from floodmark.partition.retention.collect import Collected, Collector
@@ -142,10 +143,15 @@ class Retention:
     def remove_namespace(self, namespace: int) -> None:
         """Remove all data of a namespace that was dropped."""
         encoded = encode_namespace(namespace)
-        self._storage.remove_range(DATA, *_namespace_bounds(encoded))
+        self.remove_generation(namespace)
         self._storage.remove([(META, kind + encoded, None) for kind in (COLLECTED, HORIZON, LOADED)])
         self.collected.pop(encoded, None)
         self._loaded.pop(encoded, None)
+
+    def remove_generation(self, physical: int) -> None:
+        """Remove all records of a generation, by the id under which they are stored."""
+        bounds = _namespace_bounds(encode_namespace(physical))
+        self._storage.remove_range(DATA, *bounds, engine=below(self._engine))
 
 
 class _StoredCollected(dict[bytes, Version]):

@@ -2,8 +2,9 @@
 
     FM.CALL method body      a bulk string: the answer; or an array of one bulk string: an encoded error
 
-The event loop answers reads of a few keys, and a put of one key joins the next round of group commit.  A
-worker thread runs every other call.
+The event loop answers reads of a few keys that need not wait.  A put of one key, and a write that merges
+nothing, joins the next round of group commit.  So do the steps of atomic batches: all workers may be waiting
+for steps of other nodes.  A worker thread runs every other call.
 """
 
 import logging
@@ -11,21 +12,43 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple, NoReturn
 
 from floodmark.model.errors import FloodmarkError, WireMismatch
-from floodmark.model.limits import KIB
+from floodmark.model.limits import QUICK_CALL_BYTES_MAX
+from floodmark.model.version import Version
+from floodmark.partition.commit.commit import Commit
+from floodmark.partition.commit.merging import has_states
+from floodmark.partition.partition import LocalPartition, may_wait, plan_write
+from floodmark.partition.prepared.steps import CommitPrepared, Prepare
+from floodmark.partition.prepared.writes import conflict
 from floodmark.server.access import Caller
-from floodmark.server.counters import outcome_of
+from floodmark.server.admission import Admission
+from floodmark.server.counters import ServerMetrics, outcome_of
 from floodmark.server.data import POINT_CALLS, Handler
 from floodmark.server.resp.committing import WriteJob, WritingConnection
 from floodmark.server.resp.session import Session
 from floodmark.server.resp.table import TABLE, Arguments, Command, CommandError, Kind
 from floodmark.server.visits import stopping, unexpected
 from floodmark.wire.errors import encode_error
-from floodmark.wire.messages import FIND, GET, GET_MANY, HELLO, HOLD, PUT, READ_BATCHES, RELEASE, Method
+from floodmark.wire.messages import (
+    COMMIT_PREPARED,
+    FIND,
+    GET,
+    GET_FRESH,
+    GET_MANY,
+    HELLO,
+    HOLD,
+    PREPARE_BATCH,
+    PUT,
+    READ_BATCHES,
+    RELEASE,
+    WRITE,
+    Method,
+)
 
-# A larger request is decoded in a worker thread.
-QUICK_BYTES_MAX: Final = 64 * KIB
+# A read of more keys runs in a worker thread, as does a larger request.
 QUICK_KEYS_MAX: Final = 256
-SERVED: Final[frozenset[Method[Any]]] = frozenset((HELLO, HOLD, RELEASE, GET_MANY, *POINT_CALLS))
+# The steps of atomic batches, which join a round.
+STEPS: Final = (PREPARE_BATCH, COMMIT_PREPARED)
+SERVED: Final[frozenset[Method[Any]]] = frozenset((HELLO, HOLD, RELEASE, GET_MANY, *POINT_CALLS, *STEPS))
 
 _log: Final = logging.getLogger("floodmark.server")
 
@@ -46,14 +69,31 @@ class CheckedPut(NamedTuple):
     durable: bool
 
 
-class PutJob(WriteJob):
-    """A put of one key in its round; the reply is its version."""
+class CheckedWrite(NamedTuple):
+    """A write without states, checked, that is still to be committed, and the partition that commits it."""
+
+    partition: LocalPartition
+    request: Any
+
+
+class CheckedStep(NamedTuple):
+    """A step of an atomic batch, that is still to be taken, and its partition."""
+
+    partition: LocalPartition
+    method: Method[Any]
+    request: Any
+
+
+class CallJob(WriteJob):
+    """A call in its round; the reply is its version."""
 
     __slots__ = ("_durable",)
 
-    def __init__(self, connection: WritingConnection, put: CheckedPut, started: float) -> None:
-        super().__init__(connection, PUT.name, _never, (), started)
-        self.key, self.value, self._durable = put
+    def __init__(
+        self, connection: WritingConnection, method: Method[Version], started: float, *, durable: bool
+    ) -> None:
+        super().__init__(connection, method.name, _never, (), started)
+        self._durable = durable
 
     @property
     def durable(self) -> bool:
@@ -74,25 +114,102 @@ class PutJob(WriteJob):
         self.reply = CallFailure(error)
 
 
+class PutJob(CallJob):
+    """A put of one key."""
+
+    __slots__ = ()
+
+    def __init__(self, connection: WritingConnection, put: CheckedPut, started: float) -> None:
+        super().__init__(connection, PUT, started, durable=put.durable)
+        self.key, self.value, _ = put
+
+
+class WriteCallJob(CallJob):
+    """A write that may validate what its caller has read."""
+
+    __slots__ = ("_metrics", "_write")
+
+    def __init__(
+        self, connection: WritingConnection, write: CheckedWrite, started: float, metrics: ServerMetrics
+    ) -> None:
+        super().__init__(connection, WRITE, started, durable=write.request.durable)
+        self._write = write
+        self._metrics = metrics
+
+    def outcome(self) -> object:
+        reads = self._write.request.reads
+        if reads is not None and self.commit is not None:
+            self._metrics.transaction(reads, self.commit.error)
+        return super().outcome()
+
+    def plan(self) -> Commit | None:
+        partition, request = self._write
+        try:
+            self.commit = plan_write(
+                partition,
+                request.keys,
+                request.values,
+                request.reads,
+                durable=request.durable,
+                batch=request.batch,
+                transaction=request.transaction,
+            )
+        except FloodmarkError as error:
+            self.refuse(error)
+        return self.commit
+
+
+class StepJob(CallJob):
+    """A step of an atomic batch: its part is prepared, or committed."""
+
+    __slots__ = ("_step",)
+
+    def __init__(self, connection: WritingConnection, step: CheckedStep, started: float) -> None:
+        super().__init__(connection, step.method, started, durable=True)
+        self._step = step
+
+    def plan(self) -> Commit | None:
+        partition, method, request = self._step
+        try:
+            self.commit = (plan_prepare if method is PREPARE_BATCH else plan_commit)(partition, request)
+        except FloodmarkError as error:
+            self.refuse(error)
+        return self.commit
+
+    def outcome(self) -> object:
+        step = self.commit
+        if step is None or step.error is not None:
+            return super().outcome()
+        if isinstance(step, Prepare) and step.blocking:
+            return CallFailure(conflict(step.blocking[0]))
+        method = self._step.method
+        return method.encode_reply(step.version if method is PREPARE_BATCH else step.version != 0)
+
+
 class CallCommand:
     """One kind of request."""
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: Handler, admission: Admission) -> None:
         method = handler.method
+        self._admission = admission
+        self._is_delayed = method.action.delayed
         self._handler = handler
-        self._is_put = method is PUT
-        self._is_read = method in (GET, FIND, GET_MANY, READ_BATCHES)
+        self._is_put, self._is_write, self._is_step = method is PUT, method is WRITE, method in STEPS
+        self._is_read = method in (GET, GET_FRESH, FIND, GET_MANY, READ_BATCHES)
         self._is_quick = method is HELLO
         # As which its requests are counted and logged.
         self.command = Command(name=method.name, arity=3, kind=Kind.CALL, verdict="", handler=self.answer)
 
     def begin(
         self, caller: Caller, body: bytes, *, reads_wait: bool
-    ) -> "bytes | CallFailure | CheckedPut | None":
-        """Do what needs no wait: the reply, or a put to be committed; None if a worker must run it."""
+    ) -> "bytes | CallFailure | CheckedPut | CheckedWrite | CheckedStep | None":
+        """Do what needs no wait: the reply, or a write to be committed; None if a worker must run it."""
         if self._is_quick:
             return self.answer(caller, body)
-        if len(body) > QUICK_BYTES_MAX or not (self._is_put or (self._is_read and not reads_wait)):
+        writes = self._is_put or self._is_write or self._is_step
+        if len(body) > QUICK_CALL_BYTES_MAX or not (writes or (self._is_read and not reads_wait)):
+            return None
+        if self._is_delayed and self._admission.delays:
             return None
         handler = self._handler
         try:
@@ -103,17 +220,46 @@ class CallCommand:
                 assert handler.enter is not None
                 handler.enter(caller, request)
                 return CheckedPut(request.keys[0], request.values[0], request.durable)
-            if request.at is not None or len(getattr(request, "keys", ())) > QUICK_KEYS_MAX:
+            if self._is_write:
+                return self._begin_write(caller, request)
+            if self._is_step:
+                return self._begin_step(caller, request)
+            if len(getattr(request, "keys", ())) > QUICK_KEYS_MAX:
                 return None
-            return handler.method.encode_reply(handler.handle(caller, request))
+            at = request.since if self._is_delayed else request.at
+            if at is None:
+                return handler.method.encode_reply(handler.handle(caller, request))
+            partition = None if handler.enter is None else handler.enter(caller, request)
+            if not isinstance(partition, LocalPartition) or may_wait(partition, at):
+                return None
+            assert handler.read is not None
+            return handler.method.encode_reply(handler.read(partition, request))
         except FloodmarkError as error:
             return CallFailure(error)
         except Exception:
             return self._failed()
 
+    def _begin_write(self, caller: Caller, request: Any) -> CheckedWrite | None:
+        reads = request.reads
+        if (reads is None and request.batch) or (reads is not None and reads.ranges):
+            return None
+        if len(request.keys) > QUICK_KEYS_MAX or not all(request.values) or has_states(request.values):
+            return None
+        assert self._handler.enter is not None
+        partition = self._handler.enter(caller, request)
+        return CheckedWrite(partition, request) if isinstance(partition, LocalPartition) else None
+
+    def _begin_step(self, caller: Caller, request: Any) -> CheckedStep | None:
+        assert self._handler.enter is not None
+        partition = self._handler.enter(caller, request)
+        method = self._handler.method
+        return CheckedStep(partition, method, request) if isinstance(partition, LocalPartition) else None
+
     def answer(self, caller: Caller, body: bytes) -> "bytes | CallFailure":
         """The reply, when all is done."""
         try:
+            if self._is_delayed:
+                self._admission.delay_read_version(queued=True)
             return self._handler(caller, body)
         except FloodmarkError as error:
             return CallFailure(error)
@@ -126,14 +272,28 @@ class CallCommand:
         return CallFailure(unexpected(writes=method.writes))
 
 
+def plan_prepare(partition: LocalPartition, request: Any) -> Prepare:
+    """The step that prepares a part of a batch."""
+    return partition.plan_prepare(
+        request.transaction, request.keys, request.values, request.siblings, request.members, request.link
+    )
+
+
+def plan_commit(partition: LocalPartition, request: Any) -> CommitPrepared:
+    """The step that commits what is prepared."""
+    return partition.plan_commit(request.transaction, request.version)
+
+
 def _never(*_: object) -> NoReturn:
     raise AssertionError("a put needs no decision")
 
 
-def find_calls(handlers: Iterable[Handler]) -> Mapping[bytes, CallCommand]:
+def find_calls(handlers: Iterable[Handler], admission: Admission) -> Mapping[bytes, CallCommand]:
     """The calls that are served over RESP, by name."""
     return {
-        handler.method.name.encode(): CallCommand(handler) for handler in handlers if handler.method in SERVED
+        handler.method.name.encode(): CallCommand(handler, admission)
+        for handler in handlers
+        if handler.method in SERVED
     }
 
 

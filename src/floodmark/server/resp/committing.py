@@ -100,6 +100,10 @@ class WriteJob:
         self.reply = attempt(self.name, lambda: self.handler(records, self.request))
         return {} if isinstance(self.reply, ErrorReply) else records.rows
 
+    def plan(self) -> Commit | None:
+        """The commit of its own, for the round that begins; None if it has none, or shares one."""
+        return self.commit if isinstance(self.commit, Step) else None
+
     @property
     def durable(self) -> bool:
         """Whether it is answered only when it is on disk."""
@@ -171,6 +175,10 @@ class RoundLeader:
         """The node that commits; one of several has another after it was fenced."""
         return self._find_node()
 
+    def queued(self) -> int:
+        """How many jobs wait for the next round."""
+        return len(self._gathered)
+
     def submit(self, job: WriteJob) -> None:
         """Add a job to the next round.  For the event loop."""
         with self._lock:
@@ -225,7 +233,7 @@ class RoundLeader:
         try:
             node = self.node
             commits = plan_puts(node, jobs)
-            commits += [job.commit for job in jobs if isinstance(job.commit, Step)]
+            commits += [commit for job in jobs if (commit := job.plan()) is not None]
             if commits:
                 node.require_open()
                 commit_together(node.committer, commits)

@@ -27,7 +27,17 @@ from floodmark.model.limits import (
 from floodmark.partition.node import Node
 from floodmark.server.counters import OTHER
 from floodmark.server.data import WRITE_BYTES_MAX
-from floodmark.server.resp.calls import CallCommand, CheckedPut, PutJob, refuse_stopping, unknown_call
+from floodmark.server.resp.calls import (
+    CallCommand,
+    CheckedPut,
+    CheckedStep,
+    CheckedWrite,
+    PutJob,
+    StepJob,
+    WriteCallJob,
+    refuse_stopping,
+    unknown_call,
+)
 from floodmark.server.resp.commands import GET, SET
 from floodmark.server.resp.committing import RoundLeader, WriteJob
 from floodmark.server.resp.session import DoorParts, Later, QueuedCommands, Session
@@ -392,6 +402,10 @@ class RespConnection(asyncio.Protocol):
             return self._begin_slow(call.command, partial(call.answer, caller, body), started)
         if isinstance(reply, CheckedPut):
             self._send(PutJob(self, reply, started))
+        elif isinstance(reply, CheckedWrite):
+            self._send(WriteCallJob(self, reply, started, self._door.metrics))
+        elif isinstance(reply, CheckedStep):
+            self._send(StepJob(self, reply, started))
         else:
             self._tell(call.command, reply, started)
         return True

@@ -24,6 +24,7 @@ from floodmark.clock import monotonic_ms, monotonic_seconds
 from floodmark.host.nodes import NodeHost
 from floodmark.model.limits import NEWCOMERS_MAX, RESP_CONNECTIONS_MAX
 from floodmark.server.access import Access
+from floodmark.server.admission import Admission
 from floodmark.server.counters import OTHER, RequestTally, ServerMetrics
 from floodmark.server.data import Handler
 from floodmark.server.logs import RefusedCallers
@@ -71,6 +72,7 @@ class RespDoor:
         access: Access,
         metrics: ServerMetrics,
         handlers: Iterable[Handler],
+        admission: Admission,
         *,
         refused: RefusedCallers,
         tls: SSLContext | None,
@@ -89,7 +91,7 @@ class RespDoor:
         # The time by a look at the clock now and then, and what was sent since.
         self.now_ms = self._looked_at_ms = monotonic_ms()
         self.received_bytes = self.sent_bytes = 0
-        self.calls = find_calls(handlers)
+        self.calls = find_calls(handlers, admission)
         self.tallies: Mapping[str, RequestTally] = {
             name: metrics.tally(f"resp.{name.lower()}")
             for name in (OTHER, *(command.name for command in COMMANDS))
@@ -104,6 +106,7 @@ class RespDoor:
         self._connections: dict[Session, RespConnection] = {}
         self._numbers = 0
         self._loop = new_event_loop()
+        self._tasks: set[object] = set()
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="floodmark-resp-worker")
         self.committing = RoundLeader(lambda: spaces.host.node, self._loop, self.work)
         if isinstance(spaces.site.host, NodeHost):
@@ -190,7 +193,14 @@ class RespDoor:
 
     def work(self, function: Callable[..., object], *arguments: object) -> None:
         """Run something in a worker thread."""
-        self._workers.submit(function, *arguments)
+        task = object()
+        # Counted before it runs.
+        self._tasks.add(task)
+        self._workers.submit(function, *arguments).add_done_callback(lambda _: self._tasks.discard(task))
+
+    def queued(self) -> int:
+        """How many writes, and other calls that take a while, are on their way."""
+        return self.committing.queued() + len(self._tasks)
 
     def call(self, function: Callable[..., object], *arguments: object) -> None:
         """Run something on the event loop, from another thread."""

@@ -60,7 +60,7 @@ class Spaces:
             # Another node may have created it.
             number = self.site.namespace(name).id
         if space is None or space.namespace.id != number:
-            space = self._known[name] = Space(self.site.namespace(name))
+            space = self._known[name] = Space(self.site.namespace(name).stored)
         return space
 
     def select(self, name: str) -> Space:

@@ -266,6 +266,8 @@ def render_entry(entry: EntryId, change: Change) -> list[Any]:
     fields: list[Any] = [b"type", str(change.type), b"key", change.key]
     if change.value is not None:
         fields += [b"value", change.value]
+    if change.batch is not None:
+        fields += [b"batch", str(change.batch)]
     return [str(entry), fields]
 
 

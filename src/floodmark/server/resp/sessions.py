@@ -220,7 +220,7 @@ def _kill(session: Session, rest: Arguments) -> object:
 # The server
 
 
-@TABLE.session("TIME", 1)
+@TABLE.session("TIME", 1, is_queued=True)
 def time(session: Session, arguments: Arguments) -> object:
     now_ms = session.door.spaces.host.physical_ms()
     return [str(now_ms // 1000), str(now_ms % 1000 * 1000)]

@@ -407,7 +407,7 @@ class SparkRound(Round):
             self.stopping.wait(pause_ms / 1000)
 
     def _step(self) -> tuple[int, Exception | None]:
-        """Deliver what there is; how long to pause, and an error to retry after."""
+        """Deliver the changes that are there; the next pause, and an error to retry after."""
         ends = [version for version in (self.feed.spec.until, self._job.target) if version is not None]
         checkpoint = min(part.checkpoint for part in self._ranges.values())
         is_at_snapshot = any(part.snapshot is not None for part in self._ranges.values())
@@ -451,7 +451,7 @@ class SparkRound(Round):
         )
 
     def _take(self, reports: Sequence[TaskReport]) -> Exception | None:
-        """Enter what tasks report; the error after which the next round retries."""
+        """Enter the reports of tasks; the error after which the next round retries."""
         problem: Exception | None = None
         for report in reports:
             self._move(report.ranges)

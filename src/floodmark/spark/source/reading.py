@@ -35,6 +35,7 @@ from floodmark.codec.ordered import NAMESPACE_BYTES, qualify_range
 from floodmark.feed import at_present
 from floodmark.feed.safepoints import begin_reading
 from floodmark.host.catalog import NamespaceRow
+from floodmark.host.ports import published_version
 from floodmark.model.change import Resolved
 from floodmark.model.errors import (
     InvalidConfiguration,
@@ -112,13 +113,7 @@ class ServedReader:
 
     def resolved_version(self, namespace: NamespaceRow) -> Version:
         """The version up to which the changes of a namespace can be read."""
-        # A stream of changes first syncs writes that did not wait for the disk, and ends at the version up
-        # to which they are published.
-        present = self._host.versions.resolved_version()
-        keys = qualify_range(namespace.id)
-        for batch in self._host.changes(ChangesRequest(keys=keys, namespace=namespace.id, since=present)):
-            present = max(present, batch.through)
-        return present
+        return published_version(self._host.versions, namespace.name)
 
     def oldest_version(self, namespace: NamespaceRow) -> Version:
         """The oldest version at which a namespace can be read."""

@@ -1,4 +1,4 @@
-"""Makes Spark's rows of what a site sends, whole columns at a time.
+"""Converts batches of a site to Spark's rows, whole columns at a time.
 
 Rows are looked at one by one only to name the row in an error.
 """

@@ -26,6 +26,7 @@ from pyspark.sql.types import StructField, StructType
 from floodmark.model.errors import InvalidOption
 from floodmark.site.address import SiteAddress
 from floodmark.spark.source.options import reads_changes
+from floodmark.spark.source.publishing import open_publisher
 from floodmark.spark.source.reading import (
     changes_schema,
     open_changes_reader,
@@ -66,7 +67,8 @@ class FloodmarkSource(DataSource):
         return open_stream_reader(*find_options(schema, self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        return open_writer(*find_options(schema, self.options), overwrite)
+        options, columns = find_options(schema, self.options)
+        return open_publisher(options, columns) if overwrite else open_writer(options, columns)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         return open_stream_writer(*find_options(schema, self.options), overwrite)

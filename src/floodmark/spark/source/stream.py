@@ -40,7 +40,7 @@ from floodmark.clock import TimeSource, monotonic_ms
 from floodmark.codec.ordered import encode_namespace, qualify_range
 from floodmark.feed.reading.cut import ChangesCut
 from floodmark.feed.safepoints import begin_reading
-from floodmark.host.ports import Host
+from floodmark.host.ports import Host, published_version
 from floodmark.model.change import Resolved
 from floodmark.model.errors import FloodmarkError, InvalidOption, VersionCollected
 from floodmark.model.partition import Content
@@ -181,9 +181,8 @@ class Query:
 
     def present(self) -> Version:
         """The version up to which every acknowledged write can be read."""
-        resolved = self.ask(lambda host: host.versions.resolved_version())
-        # The cut also makes durable, and publishes, writes that did not wait for the disk.
-        return self.cut(resolved, None, None).resolved
+        with self._explained():
+            return self.ask(lambda host: published_version(host.versions, self._namespace))
 
     def qualify(self, keys: KeyRange) -> KeyRange:
         """A range of users' keys as a range of qualified ones."""

@@ -204,9 +204,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return site.host.versions.open_epoch(self._target.namespace, f"spark/{query}", epoch)
 
 
-def open_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> FrameWriter:
+def open_writer(options: Mapping[str, str], schema: StructType) -> FrameWriter:
     """A writer for a DataFrame.  Raises errors of options and columns before a job starts."""
-    target = read_target(options, schema, overwrite)
+    target = read_target(options, schema)
     with target.address.connect() as site:
         require_writable(site, target)
         return FrameWriter(target, site.now())
@@ -219,7 +219,13 @@ def open_stream_writer(
 
     Waits for a server that is starting.
     """
-    target = read_target(options, schema, overwrite)
+    if overwrite:
+        raise InvalidOption(
+            'a stream upserts its rows: use outputMode("append"). To replace the whole content of a '
+            'namespace, write a DataFrame with mode("overwrite")',
+            option="mode",
+        )
+    target = read_target(options, schema)
 
     def check() -> None:
         with target.address.connect() as site:
@@ -229,14 +235,8 @@ def open_stream_writer(
     return StreamWriter(target)
 
 
-def read_target(given: Mapping[str, str], schema: StructType, overwrite: bool) -> Target:
+def read_target(given: Mapping[str, str], schema: StructType) -> Target:
     """The target of these options and columns."""
-    if overwrite:
-        raise InvalidOption(
-            'rows are upserted: use mode("append"). To replace the whole content of a namespace, use '
-            "`floodmark publish`",
-            option="mode",
-        )
     options = Options(given, OPTIONS | {PORTION})
     address = options.address()
     address.require_url("written")

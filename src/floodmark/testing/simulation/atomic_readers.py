@@ -145,4 +145,4 @@ class AtomicReader:
 
 
 def _read_keys(site: Site, keys: list[Key]) -> list[bytes | None]:
-    return site.read_atomic([(site.namespace(key.namespace), key.key) for key in keys])
+    return site.read_atomic([(site.namespace(key.namespace).stored, key.key) for key in keys])

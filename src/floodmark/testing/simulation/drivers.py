@@ -64,11 +64,18 @@ class DistantSite(DistantPorts):
         return self._site.time()
 
     def hold_safe_points(self, name: str, versions: Mapping[str, Version]) -> None:
-        """Keep a version of each namespace at the site, in one call."""
+        """Keep a version of each namespace at the site, in one call.
+
+        A link that has not begun yet is at 0, and needs what the site has shared since it began to.
+        """
+        unread: dict[str, Version] = {namespace: 0 for namespace, version in versions.items() if not version}
 
         def hold(host: Host) -> None:
+            cuts = host.replication.cut_link(unread, None) if unread else ()
+            begins = {cut.name: cut.start for cut in cuts}
             for namespace, version in versions.items():
-                host.retention.hold_safe_point(f"{name}-{namespace}", version, HOLD, namespace)
+                begin = begins.get(namespace, version)
+                host.retention.hold_safe_point(f"{name}-{namespace}", begin, HOLD, namespace)
 
         self._ask(hold)
 

@@ -11,7 +11,8 @@ from itertools import count
 from random import Random
 from typing import Any, Final, Protocol, TypeVar
 
-from floodmark.codec.values import decode_value, encode_value
+from floodmark.codec.states import live_value
+from floodmark.codec.values import encode_value
 from floodmark.model.errors import FloodmarkError, OutcomeUnknown, PartitionMoved, Unreachable
 from floodmark.model.partition import Decision, Fate, Partition, PartitionMap
 from floodmark.model.version import Version
@@ -49,6 +50,8 @@ class BatchWorld(Protocol):
     record: Any
     numbers: Iterator[int]
     busy: list[Any]
+    depth_max: int
+    transactions: Any
 
     @property
     def members(self) -> Sequence[BatchMember]: ...
@@ -78,7 +81,9 @@ class CalledPartition:
             def work(node: Node) -> Any:
                 for partition in node.map.partitions:
                     if partition.id == self.id:
-                        return getattr(partition, name)(*arguments, **options)
+                        answer = getattr(partition, name)(*arguments, **options)
+                        # Pages are read in the call.
+                        return (page for page in list(answer)) if isinstance(answer, Iterator) else answer
                 raise PartitionMoved(f"partition {self.id} is not here")
 
             result = self._batches.reach(self._owner, work)
@@ -161,7 +166,7 @@ class NodeBatches:
         self._acknowledged: dict[bytes, Version] = {}
         self._reads: list[Mapping[bytes, bytes | None]] = []
         # What each key held at which versions.
-        self._history: dict[bytes, dict[Version, bytes]] = {}
+        self.history: dict[bytes, dict[Version, bytes]] = {}
 
     def reach(self, owner: BatchMember, work: Callable[[Node], Result]) -> Result:
         """Call a node; what it does takes time, in which others go on."""
@@ -171,7 +176,7 @@ class NodeBatches:
         is_own = bool(world.busy) and world.busy[-1] is owner
         if not owner.lives or (owner in world.busy and not is_own) or self.is_lost():
             raise Unreachable(f"node {owner.number} does not answer")
-        if not self.calm and len(world.busy) == 1 and chance() < PAUSES:
+        if not self.calm and len(world.busy) < world.depth_max and chance() < PAUSES:
             for _ in range(world.random.randint(1, 4)):
                 world.pass_time(world.random.choice((10, 500, 1_500)))
                 world.act()
@@ -215,12 +220,21 @@ class NodeBatches:
         maps = CalledMaps(self, self.world.any_life(member, "batch"))
         keys, value = self._some_keys(), b"batch %d" % next(self.world.numbers)
         self._written[value] = keys
-        writer = BatchWriter(lambda: self._mint(member))
-        router = Router(maps, moves=partial(FewMoves, self, maps), batches=writer)
-        version = router.write_batch(dict.fromkeys(keys, encode_value(value)), durable=True)
+        with self.world.transactions.observe(dict.fromkeys(keys, value)):
+            rows = dict.fromkeys(keys, encode_value(value))
+            version = self.router(member, maps).write_batch(rows, durable=True)
         self._acknowledged[value] = version
         for key in keys:
             self.world.record.acknowledged[key].append(version)
+
+    def router(self, member: BatchMember, maps: CalledMaps) -> Router:
+        """The router of a client or coordinator that has the clock of a node."""
+
+        def mint() -> str:
+            return self._mint(member)
+
+        moves = partial(FewMoves, self, maps)
+        return Router(maps, moves=moves, batches=BatchWriter(mint), mint=mint)
 
     def _mint(self, member: BatchMember) -> str:
         """An id of the form of `mint_batch`, by the seed."""
@@ -251,11 +265,11 @@ class NodeBatches:
 
     def add(self, key: bytes, version: Version, stored: bytes | None) -> None:
         """Note what is stored at a key; None: nothing any more."""
-        history = self._history.setdefault(key, {})
+        history = self.history.setdefault(key, {})
         if stored is None:
             history.pop(version, None)
         else:
-            history[version] = decode_value(stored).value
+            history[version] = live_value(stored, 0) or b""
 
     def judge(self, site: str) -> None:
         """Check all batches and all reads, when no batch is open any more."""
@@ -266,7 +280,7 @@ class NodeBatches:
             found = {
                 (key, version)
                 for key in keys
-                for version, held in self._history.get(key, {}).items()
+                for version, held in self.history.get(key, {}).items()
                 if held == value
             }
             versions = {version for _, version in found}
@@ -276,7 +290,7 @@ class NodeBatches:
                 raise Violation("1", site, f"{value.decode()} was acknowledged, and is not there")
             batches.append(dict(found))
         for read in self._reads:
-            seen = {key: locate(self._history.get(key, {}).items(), value) for key, value in read.items()}
+            seen = {key: locate(self.history.get(key, {}).items(), value) for key, value in read.items()}
             known = {key: each for key, each in seen.items() if each is not None}
             fracture = find_fracture(known, batches)
             if len(known) < len(read) or fracture is not None:

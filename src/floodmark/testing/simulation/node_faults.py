@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from floodmark.engine import Guard, WriteRow
+from floodmark.model.batch import is_batch
+from floodmark.model.partition import ReadSet
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import COUNTER_BITS
 from floodmark.partition.families import CATALOG, DATA, META
@@ -80,6 +82,79 @@ def _forget_at_once(_: _Original) -> _Original:
 
     return forget
 
+
+def _depend_on_keys(is_kept: Callable[[Any, bytes], bool]) -> _Original:
+    """Let a commit depend on some of the keys that were read, and on no range."""
+
+    def replace(original: Any) -> Any:
+        def conflicts(self: Any) -> Any:
+            reads = original.fget(self)
+            keys = [] if reads is None else [key for key in reads.keys if is_kept(self, key)]
+            return ReadSet(reads.since, keys) if keys else None
+
+        return property(conflicts)
+
+    return replace
+
+
+def _is_written(self: Any, key: bytes) -> bool:
+    return key in self._written
+
+
+def _validate_first(original: _Original) -> _Original:
+    """Validate what was read before the keys are locked."""
+
+    def commit(self: Any, transaction: str, writes: Any, reads: Any = None) -> Any:
+        if reads is not None:
+            self._router.validate(transaction, reads, self._node.committer.now())
+        return original(self, transaction, writes, None)
+
+    return commit
+
+
+_CONFLICTS: Final = ("floodmark.site.reading:TransactionReads", "conflicts")
+
+# To be found with transactions in the world.
+TRANSACTION_FAULTS: Final = {
+    "lost-update": PlantedFault(
+        "a commit in one round does not look at what was read",
+        "floodmark.partition.validating:Validation",
+        "require_unchanged",
+        lambda _: lambda *_: None,
+    ),
+    "write-skew": PlantedFault(
+        "a commit depends only on what it writes", *_CONFLICTS, _depend_on_keys(_is_written)
+    ),
+    "read-skew": PlantedFault(
+        "each read of a transaction is at a version of its own",
+        "floodmark.site.reading:TransactionReads",
+        "version",
+        lambda _: property(lambda self: self._read_version()),  # type: ignore[arg-type, return-value]
+    ),
+    "phantom": PlantedFault(
+        "a commit depends on keys, and not on ranges",
+        *_CONFLICTS,
+        _depend_on_keys(lambda *_: True),
+    ),
+    "validated-before-locked": PlantedFault(
+        "a coordinator looks at what was read before it locks the keys",
+        "floodmark.host.coordination:LocalTransactions",
+        "commit",
+        _validate_first,
+    ),
+    "lock-lost-in-takeover": PlantedFault(
+        "a node that takes partitions over does not load the prepared writes of transactions",
+        "floodmark.partition.prepared.writes:PreparedWrites",
+        "_is_mine",
+        lambda original: lambda self, row: is_batch(row[0]) and original(self, row),
+    ),
+    "cached-before-own-commit": PlantedFault(
+        "a client that caches read versions forgets the version of its last commit",
+        "floodmark.site.read_versions:ReadVersions",
+        "saw",
+        lambda _: lambda *_: None,
+    ),
+}
 
 NODE_FAULTS: Final = {
     "refusal-not-durable": PlantedFault(

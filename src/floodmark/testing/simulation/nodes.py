@@ -28,7 +28,7 @@ from floodmark.codec.changelog import CommitRow, decode_log_key, decode_row
 from floodmark.codec.ordered import VERSION_BYTES, decode_version, encode_prefix
 from floodmark.codec.values import encode_value
 from floodmark.engine import Guard, MemoryEngine, Row, WriteRow
-from floodmark.model.change import Heartbeat, Sums
+from floodmark.model.change import Heartbeat
 from floodmark.model.errors import FloodmarkError, OutcomeUnknown, StorageFailed, VersionCollected
 from floodmark.model.partition import Decision, Fate
 from floodmark.model.ranges import KeyRange
@@ -46,14 +46,16 @@ from floodmark.testing.clock import SimulatedTime
 from floodmark.testing.simulation.faults import plant
 from floodmark.testing.simulation.history import Key, Violation
 from floodmark.testing.simulation.node_batches import CallerDied, NodeBatches
-from floodmark.testing.simulation.node_faults import NODE_FAULTS
+from floodmark.testing.simulation.node_faults import NODE_FAULTS, TRANSACTION_FAULTS
+from floodmark.testing.simulation.node_transactions import KEYS as TRANSACTION_KEYS
+from floodmark.testing.simulation.node_transactions import NodeTransactions, is_coordinated
 
 STEPS: Final = 150
-DEPTH_MAX: Final = 2
 PAUSES_MAX: Final = 80
 HARSH_MS: Final = 15_000
 PARTITIONS_MAX: Final = 4
 KEYS: Final = tuple(b"\x00\x00\x01key-%d" % number for number in range(4))
+ALL_KEYS: Final = (*KEYS, *TRANSACTION_KEYS)
 NAMES: Final = CATALOG + b"all"
 SITE: Final = "oslo"
 
@@ -125,13 +127,13 @@ class NodeHistory:
     def __init__(self, note: Callable[[bytes, Version, bytes | None], None]) -> None:
         # Told of each record that is stored or removed.
         self._note = note
-        self.versions: dict[bytes, set[Version]] = {key: set() for key in KEYS}
-        self.announced: dict[bytes, Version] = dict.fromkeys(KEYS, 0)
-        self.acknowledged: dict[bytes, list[Version]] = {key: [] for key in KEYS}
+        self.versions: dict[bytes, set[Version]] = {key: set() for key in ALL_KEYS}
+        self.announced: dict[bytes, Version] = dict.fromkeys(ALL_KEYS, 0)
+        self.acknowledged: dict[bytes, list[Version]] = {key: [] for key in ALL_KEYS}
         self.names: set[int] = set()
         self.beats: list[Heartbeat] = []
         self._sealed: dict[int, Version] = {}
-        self._prefixes = {encode_prefix(key): key for key in KEYS}
+        self._prefixes = {encode_prefix(key): key for key in ALL_KEYS}
 
     def add(self, batch: Sequence[WriteRow]) -> None:
         """Check the rows of a write that happened."""
@@ -171,15 +173,15 @@ class NodeHistory:
                 "heartbeats", SITE, "a heartbeat does not go on where the last ended", version=beat.version
             )
         written = self.between(beat.since, beat.through)
-        if beat.since and beat.sums.get(1, Sums()).all.changes != len(written):
-            told = beat.sums.get(1, Sums()).all.changes
+        told = sum(sums.all.changes for sums in beat.sums.values())
+        if beat.since and told != len(written):
             finding = f"a heartbeat tells {told} of {len(written)} changes in {beat.since}..{beat.through}"
             raise Violation("heartbeats", SITE, finding, version=beat.version)
         self.announce(KeyRange(), beat.through)
 
     def announce(self, keys: KeyRange, version: Version) -> None:
         """Note what a partition has said to be resolved."""
-        for key in KEYS:
+        for key in ALL_KEYS:
             if keys.contains(key):
                 self.announced[key] = max(version, self.announced[key])
 
@@ -236,8 +238,10 @@ class Member:
 class NodesWorld:
     """A run of one seed."""
 
-    def __init__(self, seed: int, *, harsh: bool = False) -> None:
+    def __init__(self, seed: int, *, harsh: bool = False, transactions: bool = False) -> None:
         self.random = Random(f"nodes {seed}")
+        # How many of those that call each other may be interrupted: a client, a coordinator, a partition.
+        self.depth_max = 3 if transactions else 2
         self._harsh = harsh
         self.faults = Random(f"disk {seed}")
         self.fault_rate = self.faults.choice((0.0, 0.003, 0.01, 0.05)) if harsh else 0.0
@@ -245,6 +249,7 @@ class NodesWorld:
         self.taken_over = Counter[str]()
         self.time = SimulatedTime()
         self.batches = NodeBatches(self, KEYS)
+        self.transactions = NodeTransactions(self, self.batches, KEYS)
         self.record = NodeHistory(self.batches.add)
         self.engine = SharedMemory(self)
         self.members = [Member(self, number + 1) for number in range(self.random.choice((1, 2, 2, 3, 3)))]
@@ -276,6 +281,12 @@ class NodesWorld:
             self._crash: 0.5,
             self._jump: 0.5,
         }
+        # Where partitions are cut.
+        self._cuts: Sequence[bytes] = KEYS
+        if transactions:
+            self._cuts = ALL_KEYS
+            actions |= {self.transactions.run: 30, self.transactions.sweep: 2, self.transactions.restart: 1}
+            actions |= {self._move: 9, self._jump: 0.1}
         self._actions = list(actions)
         self._weights = [weight * self.random.choice((0.2, 1, 1, 3)) for weight in actions.values()]
 
@@ -285,6 +296,9 @@ class NodesWorld:
         """Live through some steps, and look at everything in the end."""
         for member in self.members:
             self._call(member, lambda member: member.start())
+        if self._cuts is ALL_KEYS:
+            for action in (*[self._reshape] * PARTITIONS_MAX, *[self._move] * PARTITIONS_MAX):
+                self._call(self.members[0], action)
         for _ in range(steps):
             self._step()
         self._pauses = self.fault_rate = 0.0
@@ -293,17 +307,19 @@ class NodesWorld:
         self.batches.calm = True
         for _ in range(30):
             self.pass_time(BEAT_MS)
+        self.transactions.end()
         # The second time by a new map.
         for member in (*self.members, *self.members):
             self._call(member, lambda member: self.batches.beat(member.lives[-1]))
         self._follow(self.members[0])
+        self.transactions.judge(SITE)
         self._judge()
 
     # Time
 
     def pause(self, *, seals: bool = False) -> None:
         """Perhaps interrupt the node at work, for as long as it takes to be declared dead."""
-        if not 0 < len(self.busy) <= DEPTH_MAX or not self._pauses_left:
+        if not 0 < len(self.busy) <= self.depth_max or not self._pauses_left:
             return
         member = self.busy[-1]
         doing = member.doing
@@ -362,8 +378,10 @@ class NodesWorld:
 
     def _put(self, member: Member) -> None:
         if member.lives:
-            key, value = self.random.choice(KEYS), encode_value(b"%d" % next(self.numbers))
-            version = self.any_life(member, "round").map.route(key).put([key], [value], durable=True)
+            key, value = self.random.choice(KEYS), b"%d" % next(self.numbers)
+            with self.transactions.observe({key: value}):
+                node = self.any_life(member, "round")
+                version = node.map.route(key).put([key], [encode_value(value)], durable=True)
             self.record.acknowledged[key].append(version)
 
     def _prepare(self, member: Member) -> None:
@@ -378,7 +396,9 @@ class NodesWorld:
                 self.record.acknowledged[key].append(fate.version)
 
     def settle(self, transaction: str) -> Fate:
-        """The coordinator: a transaction commits if its prepare was answered."""
+        """The coordinator: a transaction of one prepare commits if that was answered."""
+        if is_coordinated(transaction):
+            return self.transactions.settle(transaction)
         version = self._prepared.get(transaction)
         fate = Fate(Decision.ABORT) if version is None else Fate(Decision.COMMIT, version)
         return self._decided.setdefault(transaction, fate)
@@ -456,7 +476,7 @@ class NodesWorld:
             node = self.any_life(member, "split")
             partitions = node.map.partitions
             if len(partitions) < PARTITIONS_MAX:
-                node.reshaping.split(self.random.choice(KEYS))
+                node.reshaping.split(self.random.choice(self._cuts))
             elif len(partitions) > 1:
                 member.doing = member.doing and "merge"
                 place = self.random.randrange(len(partitions) - 1)
@@ -465,7 +485,7 @@ class NodesWorld:
     def _move(self, member: Member) -> None:
         if member.lives:
             node = self.any_life(member, "move")
-            partition = node.map.route(self.random.choice(KEYS))
+            partition = node.map.route(self.random.choice(self._cuts))
             node.reshaping.move(partition.id, self.random.choice(self.members).number)
 
     def _rename(self, member: Member) -> None:
@@ -510,12 +530,20 @@ def _violation(promise: str, finding: str, key: bytes, version: Version) -> Viol
 
 
 def run_nodes(
-    seed: int, *, steps: int = STEPS, fault: str | None = None, harsh: bool = False
+    seed: int,
+    *,
+    steps: int = STEPS,
+    fault: str | None = None,
+    harsh: bool = False,
+    transactions: bool = False,
 ) -> Violation | None:
-    """Run one seed, perhaps with one of `NODE_FAULTS`, or in a harsh world: the promise that it breaks."""
+    """Run one seed, perhaps with a planted fault, in a harsh world or with transactions.
+
+    The promise that it breaks.
+    """
     try:
-        with nullcontext() if fault is None else plant(fault, NODE_FAULTS):
-            NodesWorld(seed, harsh=harsh).run(steps)
+        with nullcontext() if fault is None else plant(fault, {**NODE_FAULTS, **TRANSACTION_FAULTS}):
+            NodesWorld(seed, harsh=harsh, transactions=transactions).run(steps)
     except Violation as violation:
         return violation
     return None

@@ -137,7 +137,7 @@ class RepeatedReader:
         try:
             # After a jump back of the clock the version may lie ahead of it.
             judged_ms = site.call_host(lambda host: embedded(host).node.clock.judged_ms(version))
-            rows = dict(site.call(lambda each: list(each.namespace(self._namespace).scan(at=version))))
+            rows = dict(site.call(lambda each: list(each.namespace(self._namespace).stored.scan(at=version))))
             watermark = site.call_host(lambda host: host.replication.watermark(self._namespace, version))
         except VersionCollected:
             self._check_collected(version)

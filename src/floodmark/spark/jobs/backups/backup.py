@@ -25,10 +25,10 @@ from pyspark.sql import DataFrame, SparkSession
 from floodmark.feed import at_present
 from floodmark.files.directory import Directory, directory_at
 from floodmark.host.catalog import NamespaceRow
-from floodmark.model.change import Resolved
-from floodmark.model.errors import Corruption, InvalidArgument, SinkFailed, VersionCollected
+from floodmark.host.ports import published_version
+from floodmark.model.errors import Corruption, InvalidArgument, Retryable, SinkFailed, VersionCollected
 from floodmark.model.limits import TTL_MAX
-from floodmark.model.version import COUNTER_BITS, Version, moment_of, physical_ms
+from floodmark.model.version import Version, moment_of
 from floodmark.site.address import SiteAddress
 from floodmark.site.site import Site
 from floodmark.spark.jobs.backups.manifest import (
@@ -53,11 +53,6 @@ from floodmark.spark.source.schemas import record_columns
 
 HOLD: Final = timedelta(hours=24)
 PLAN: Final = "plan.json"
-
-# The changes to read for the resolved version begin this long ago.
-_RECENT_MS: Final = 10_000
-# The smallest range of keys, to read resolved versions without changes.
-_ONE_KEY: Final = (b"\x00", b"\x00\x00")
 
 
 class BackupSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +98,8 @@ def backup(
     """Back up a namespace into a directory; with `incremental`, the changes since its newest part.
 
     The site keeps the changes above the backup's version for `hold`, so that the next incremental backup
-    finds them.  An unfinished backup in the directory is finished instead.
+    finds them.  An unfinished backup in the directory is finished instead.  Raises Retryable if changes are
+    asked for and none can be read yet, because of an open transaction or atomic batch.
     """
     source.require_url("be backed up")
     if not isinstance(hold, timedelta) or not timedelta(0) <= hold <= TTL_MAX:
@@ -198,6 +194,12 @@ def _begin(job: _Job, kind: PartKind) -> Plan:
         # Before the version, so that a site that is restored meanwhile counts as restored later.
         topology = job.site.topology()
         version, watermark = find_position(job.site, job.namespace)
+        if not is_full and version <= since:
+            raise Retryable(
+                f"changes of {name!r} can be read up to version {version} ({moment_of(version).isoformat()}) "
+                f"and the newest backup in {job.target.location} ends at {since}: a transaction or an atomic "
+                "batch is open since then. Run the backup again when it has ended, or been settled"
+            )
         plan_id = uuid4().hex
         return Plan(
             id=plan_id,
@@ -242,20 +244,10 @@ def find_position(site: Site, namespace: NamespaceRow) -> tuple[Version, dict[in
     Every write that was acknowledged before the call is at or below the version.
     """
     host, name = site.host, namespace.name
-
-    def recently() -> Version:
-        recent = max(0, physical_ms(host.versions.now()) - _RECENT_MS) << COUNTER_BITS
-        return max(recent, host.retention.oldest_version(name))
-
-    def find(version: Version) -> tuple[Version, dict[int, Version]]:
-        start, end = _ONE_KEY
-        changes = site.changes(name, since=version, start_key=start, end_key=end, resolved_markers=True)
-        for item in changes:
-            if isinstance(item, Resolved):
-                version = item.version
-        return version, host.replication.watermark(name, version) | {site.id: version}
-
-    return at_present(recently, find)
+    return at_present(
+        lambda: published_version(host.versions, name),
+        lambda version: (version, host.replication.watermark(name, version) | {site.id: version}),
+    )
 
 
 def _newest_version(target: Directory) -> Version:

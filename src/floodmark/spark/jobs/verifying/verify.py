@@ -32,6 +32,7 @@ from floodmark.divergence.outcome import (
 from floodmark.divergence.repairing import RepairSummary
 from floodmark.feed import at_present
 from floodmark.files.directory import directory_at
+from floodmark.host.comparisons import ComparisonNote
 from floodmark.host.ports import Host
 from floodmark.model.errors import (
     Corruption,
@@ -45,6 +46,7 @@ from floodmark.model.errors import (
     WireMismatch,
 )
 from floodmark.model.ranges import KeyRange
+from floodmark.model.text import show_bytes
 from floodmark.model.version import Version
 from floodmark.site.address import SiteAddress
 from floodmark.site.site import Site
@@ -74,6 +76,7 @@ _TASKS_PER_CORE: Final = 4
 _TASKS_ELSEWHERE: Final = 32
 _STAGE: Final = "compare"
 _REPORTS: Final = "reports"
+_TELL_EVERY_MS: Final = 2_000
 # A namespace of a site with one of these errors is in doubt, and the other sites are compared.
 _CANNOT_LOOK: Final = (InvalidConfiguration, NamespaceNotFound, Rejoining, Unreachable, VersionCollected)
 
@@ -164,7 +167,9 @@ def verify(
     """
     with open_session(name="floodmark verify", spark=spark) as session, ComparedSites(addresses) as sites:
         work = Verification(sites, session, sample=sample, max_lag=max_lag, progress=progress)
-        return work.compare_all(namespaces, report=report, history=history, repair=repair)[0]
+        summary, _, _ = work.compare_all(namespaces, report=report, history=history, repair=repair)
+        sites.tell(summary)
+        return summary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,6 +230,32 @@ class ComparedSites:
 
     def __exit__(self, *_: object) -> None:
         self._open_sites.close()
+
+    def tell(self, summary: VerifySummary) -> None:
+        """Let the sites know what was found, for their overviews."""
+        totals = {
+            name: sum(getattr(pair, name) for pair in summary.pairs) for name in ("compared", "agree", "lag")
+        }
+        sample = [f"{found.namespace}/{show_bytes(found.drift.key)}" for found in summary.sample]
+        self.note(
+            ComparisonNote(
+                sites=summary.sites,
+                namespaces=sorted({pair.namespace for pair in summary.pairs}),
+                whole=summary.whole,
+                outcome=summary.outcome.value,
+                drift=summary.drift_left + summary.differences_found,
+                sample=sample if summary.drift_left else [],
+                doubts=summary.doubts,
+                seconds=summary.seconds,
+                **totals,
+            )
+        )
+
+    def note(self, report: ComparisonNote) -> None:
+        """Pass a report on.  A caller that may only read, or a site of an earlier release, goes without."""
+        for site in self.sites:
+            with suppress(FloodmarkError):
+                site.host.verification.note_comparison(report)
 
     def shared_namespaces(self) -> dict[str, list[Site]]:
         """The namespaces that two or more of the sites share, by any of their topologies, and these sites."""
@@ -417,7 +448,10 @@ class Verification:
         count = len(work.ranges)
         rows = self._spark.range(0, count, 1, count).mapInArrow(work, ROWS)
         try:
-            with raising_floodmark_errors(), watch_tasks(self._spark, self._progress, _STAGE):
+            progress = _ToldProgress(
+                self.sites, sorted({each.namespace for each in work.ranges}), self._progress
+            )
+            with raising_floodmark_errors(), watch_tasks(self._spark, progress, _STAGE):
                 if report is None:
                     told = [row[REPORT] for row in rows.select(REPORT).collect()]
                 else:
@@ -436,6 +470,23 @@ class Verification:
             return _TASKS_PER_CORE * self._spark.sparkContext.defaultParallelism
         # A Connect server does not tell its number of cores.
         return _TASKS_ELSEWHERE
+
+
+class _ToldProgress:
+    """Progress that the sites hear of too, now and then."""
+
+    def __init__(self, sites: ComparedSites, namespaces: list[str], then: JobProgress | None) -> None:
+        self._sites, self._namespaces, self._then = sites, namespaces, then
+        self._told_ms: int | None = None
+
+    def report(self, stage: str, done: int, total: int | None) -> None:
+        if self._then is not None:
+            self._then.report(stage, done, total)
+        now_ms = monotonic_ms()
+        if self._told_ms is None or now_ms - self._told_ms >= _TELL_EVERY_MS:
+            self._told_ms = now_ms
+            names = [site.name for site in self._sites.sites]
+            self._sites.note(ComparisonNote(sites=names, namespaces=self._namespaces, done=done, total=total))
 
 
 def _claim(report: str) -> None:

@@ -115,18 +115,23 @@ class Watcher:
     def take_pass(self, sample: int, max_lag: timedelta) -> VerifySummary:
         """Compare the changed keys, or everything if that is due."""
         with ComparedSites(self._addresses) as sites:
-            verification = Verification(
-                sites, self._spark, sample=sample, max_lag=max_lag, progress=self._progress
-            )
-            if not self._is_whole_due():
-                try:
-                    return self._look_at_changes(verification)
-                except (_StartOver, VersionCollected):
-                    sites.begin_anew()
-                except Unreachable as error:
-                    sites.doubts.append(f"the comparison did not finish: {error}")
-                    return summarize(verification, [], [], whole=False, began_ms=monotonic_ms())
-            return self._look_at_everything(verification)
+            summary = self._look(sites, sample, max_lag)
+            sites.tell(summary)
+            return summary
+
+    def _look(self, sites: ComparedSites, sample: int, max_lag: timedelta) -> VerifySummary:
+        verification = Verification(
+            sites, self._spark, sample=sample, max_lag=max_lag, progress=self._progress
+        )
+        if not self._is_whole_due():
+            try:
+                return self._look_at_changes(verification)
+            except (_StartOver, VersionCollected):
+                sites.begin_anew()
+            except Unreachable as error:
+                sites.doubts.append(f"the comparison did not finish: {error}")
+                return summarize(verification, [], [], whole=False, began_ms=monotonic_ms())
+        return self._look_at_everything(verification)
 
     def _is_whole_due(self) -> bool:
         return self._whole_at_ms is None or monotonic_ms() - self._whole_at_ms >= self._whole_every_ms

@@ -1,0 +1,113 @@
+"""A full-text index that follows an ordered log: SQLite's FTS5, in a file of its own.
+
+Each document is written in one transaction with an entry of the log that names it.  The index and its
+position in the log are one SQLite transaction, so an indexer that is killed goes on where its index is.
+
+    python search_index.py URL INDEX    brings the index up to date
+"""
+
+import sqlite3
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import floodmark
+from floodmark.layers import LogPosition, OrderedLog
+
+BATCH = 100
+
+
+class Library:
+    """Documents, and a log of those that changed."""
+
+    def __init__(self, site: floodmark.Site) -> None:
+        self._site = site
+        self.documents = site.create_namespace("documents", codec="text", exist_ok=True)
+        self.changed = OrderedLog(site, "changed-documents")
+
+    def write(self, name: str, text: str | None) -> None:
+        """Write a document, or delete it."""
+
+        def work(transaction: floodmark.Transaction) -> None:
+            if text is None:
+                transaction.delete(self.documents, name)
+            else:
+                transaction.put(self.documents, name, text)
+            self.changed.append(name.encode(), transaction=transaction)
+
+        self._site.run_transaction(work)
+
+
+class SearchIndex:
+    """The words of the documents in a SQLite file."""
+
+    def __init__(self, path: Path) -> None:
+        self._database = sqlite3.connect(path)
+        self._database.executescript(
+            "CREATE VIRTUAL TABLE IF NOT EXISTS documents USING fts5(name UNINDEXED, text);"
+            "CREATE TABLE IF NOT EXISTS position (version INTEGER, number INTEGER);"
+        )
+
+    def catch_up(self, library: Library) -> None:
+        """Index what was changed since the last time, `BATCH` entries to a transaction."""
+        names: set[str] = set()
+        for position, entry in library.changed.read(since=self.position()):
+            names.add(entry.decode())
+            if len(names) == BATCH:
+                self._take(library, names, position)
+                names = set()
+        if names:
+            self._take(library, names, position)
+
+    def position(self) -> LogPosition | None:
+        """How far the index has come in the log."""
+        row = self._database.execute("SELECT version, number FROM position").fetchone()
+        return None if row is None else LogPosition(*row)
+
+    def _take(self, library: Library, names: set[str], position: LogPosition) -> None:
+        """Index documents as they are now: a later entry of the log brings them again, if they change."""
+        with self._database:
+            for name in names:
+                self._database.execute("DELETE FROM documents WHERE name = ?", (name,))
+                if (text := library.documents.get(name)) is not None:
+                    self._database.execute("INSERT INTO documents VALUES (?, ?)", (name, text))
+            self._database.execute("DELETE FROM position")
+            self._database.execute("INSERT INTO position VALUES (?, ?)", position)
+
+    def search(self, words: str) -> list[str]:
+        """The names of the documents that have all the words."""
+        found = self._database.execute(
+            "SELECT name FROM documents WHERE documents MATCH ? ORDER BY name", (words,)
+        )
+        return [name for (name,) in found]
+
+    def rows(self) -> dict[str, str]:
+        """All that is indexed."""
+        return dict(self._database.execute("SELECT name, text FROM documents"))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._database.close()
+
+
+def main() -> None:
+    """Bring an index up to date, or show one in a temporary directory."""
+    if len(sys.argv) == 3:
+        with floodmark.connect(sys.argv[1]) as site:
+            SearchIndex(Path(sys.argv[2])).catch_up(Library(site))
+        return
+    with TemporaryDirectory() as directory, floodmark.open(directory + "/store", site="oslo") as site:
+        library, index = Library(site), SearchIndex(Path(directory) / "index.db")
+        library.write("flood", "the line that the highest water leaves behind")
+        library.write("ebb", "the water goes")
+        index.catch_up(library)
+        print(index.search("water"), index.search("water line"))
+        library.write("flood", None)
+        library.write("ebb", "the sea goes out")
+        index.catch_up(library)
+        print(index.search("water"), index.search("sea"))
+        index.close()
+
+
+if __name__ == "__main__":
+    main()

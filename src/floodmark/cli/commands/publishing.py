@@ -1,0 +1,229 @@
+"""publish, and generation list, show, rollback and drop."""
+
+import csv
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+import pyarrow
+import pyarrow.dataset
+
+from floodmark.cli.arguments import Commands, NamespaceName, OpenSite
+from floodmark.cli.failures import Usage
+from floodmark.cli.render.output import Column, Output
+from floodmark.cli.render.progress import tracked
+from floodmark.cli.render.text import show_version
+from floodmark.host.catalog import KEPT_GENERATIONS, GenerationRow
+from floodmark.model import Version
+from floodmark.model.errors import FloodmarkError, LimitExceeded, SchemaMismatch
+from floodmark.partition.commit.entering import check_key
+from floodmark.site.arguments import refuse_value
+
+commands = Commands("generation")
+
+_FORMATS: Final = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
+_BATCH_ROWS: Final = 8_192
+
+_COLUMNS: Final[dict[str, Column[dict[str, Any]]]] = {
+    "number": "number",
+    "state": "state",
+    "since": lambda each: _show(each["since"]),
+    "until": lambda each: _show(each["until"]),
+    "base": lambda each: _show(each["base"]),
+    "publisher": "publisher",
+}
+
+Number = Annotated[int, "NUMBER", "The generation's number."]
+Keep = Annotated[int, "COUNT", "How many earlier generations stay for a rollback."]
+
+
+def publish(
+    file: Annotated[Path, "FILE", "The data: a Parquet, CSV or JSON Lines file, or a directory of such."],
+    site: OpenSite,
+    output: Output,
+    name: NamespaceName,
+    key: Annotated[str, "COLUMN", "The column with the keys."] = "key",
+    base: Annotated[
+        Version | None, "VERSION|TIME", "The moment of the data; changes made since stay. Now by default."
+    ] = None,
+    keep: Keep = KEPT_GENERATIONS,
+    dry_run: Annotated[bool, "Only read the file and check its rows."] = False,
+    resume: Annotated[
+        str | None, "PUBLISHER", "Name this publication; after a failure the same command goes on."
+    ] = None,
+    wait: Annotated[
+        timedelta | None, "DURATION", "How long to wait for the end of another publication."
+    ] = None,
+    refused: Annotated[
+        Path | None, "CSV", "Write rows that no namespace takes to this file, and go on without them."
+    ] = None,
+    refused_max: Annotated[int, "ROWS", "Fail after so many refused rows.", {"min": 0}] = 1_000,
+) -> None:
+    """Replace a namespace by the rows of a file, at once.
+
+    Readers find the old rows before the swap and the new ones after it, never a mixture. Writes go on
+    meanwhile: those made since --base stay, and win over the file. With the columns KEY and `value` the
+    value is that column; other columns make one JSON object a row. Each key stands in one row.
+
+    A feed or subscription of the namespace ends with an error at the swap, and goes on from a snapshot.
+
+    Examples:
+      floodmark publish prices.parquet data/oslo prices
+      floodmark publish prices.parquet grpc://oslo:7100 prices --base 2026-01-05T00:00:00Z
+      floodmark publish prices.jsonl data/oslo prices --key sku --resume nightly --refused refused.csv
+    """
+    with ExitStack() as stack:
+        refusals = _Refusals(stack, refused, refused_max)
+        track = stack.enter_context(tracked("loading"))
+        rows = _read(file, key)
+        if dry_run:
+            site.namespace(name)
+            checked = 0
+            for pair in rows:
+                checked += refusals.check(pair)
+                track("checking", checked)
+            output.result(
+                {"rows": checked, "refused": refusals.count},
+                f"rows: {checked:,}, refused: {refusals.count:,}",
+            )
+            return
+        published = site.generations.publish(
+            name,
+            rows,
+            base=base,
+            keep=keep,
+            publisher=resume,
+            wait=wait,
+            on_refused=None if refused is None else refusals.add,
+            report=track,
+        )
+    output.report(published)
+
+
+@commands.command("list")
+def list_generations(site: OpenSite, output: Output, name: NamespaceName) -> None:
+    """List the generations of a namespace."""
+    output.rows([*map(_fields, site.generations.list(name))], _COLUMNS)
+
+
+@commands.command()
+def show(site: OpenSite, output: Output, name: NamespaceName, number: Number) -> None:
+    """Show one generation.
+
+    Example:
+      floodmark generation show data/oslo prices 2
+    """
+    found = next((each for each in site.generations.list(name) if each.number == number), None)
+    if found is None:
+        raise Usage(f"{name!r} has no generation {number}", f"floodmark generation list SITE {name}")
+    output.details(_fields(found), {**_COLUMNS, "replayed": "replayed"})
+
+
+@commands.command()
+def rollback(
+    site: OpenSite,
+    output: Output,
+    name: NamespaceName,
+    number: Annotated[int | None, "NUMBER", "The generation; the one before by default."] = None,
+    keep: Keep = KEPT_GENERATIONS,
+) -> None:
+    """Go back to an earlier generation; all changes made since stay.
+
+    Example:
+      floodmark generation rollback data/oslo prices
+    """
+    with tracked("rolling back"):
+        generation = site.generations.rollback(name, number, keep=keep)
+    output.details(_fields(generation), _COLUMNS)
+
+
+@commands.command()
+def drop(site: OpenSite, output: Output, name: NamespaceName, number: Number) -> None:
+    """Remove a generation that is not read.
+
+    One whose publication was left; or an old one, if it ended before the namespace's retention.
+
+    Example:
+      floodmark generation drop data/oslo prices 2
+    """
+    site.generations.drop(name, number)
+    output.result({"name": name, "generation": number, "dropped": True}, f"dropped generation {number}")
+
+
+def _fields(generation: GenerationRow) -> dict[str, Any]:
+    return {**msgspec.structs.asdict(generation), "state": generation.state.value}
+
+
+def _show(version: Version | None) -> str:
+    return show_version(version) if version else ""
+
+
+class _Refusals:
+    """Rows that no namespace takes, with what is wrong with them, in a file."""
+
+    def __init__(self, stack: ExitStack, path: Path | None, limit: int) -> None:
+        self.count = 0
+        self._limit = limit
+        self._writer = None
+        if path is not None:
+            self._writer = csv.writer(stack.enter_context(path.open("w", newline="")))
+            self._writer.writerow(["key", "value", "error"])
+
+    def add(self, pair: Any, error: FloodmarkError) -> None:
+        self.count += 1
+        if self._writer is None:
+            raise error
+        if self.count > self._limit:
+            raise LimitExceeded(f"more than {self._limit:,} rows are refused, the last because {error}")
+        self._writer.writerow([*map(_as_text, pair), error])
+
+    def check(self, pair: tuple[Any, Any]) -> int:
+        """1 for a row that a namespace takes."""
+        key, value = pair
+        try:
+            check_key(key)
+            if type(value) is not bytes:
+                raise refuse_value(key, value)
+        except FloodmarkError as error:
+            self.add(pair, error)
+            return 0
+        return 1
+
+
+def _as_text(value: Any) -> str:
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
+
+
+def _read(path: Path, key: str) -> Iterator[tuple[Any, Any]]:
+    """The rows of a file as keys and values, some thousands in memory at a time."""
+    sample = next(path.glob("*.*"), path) if path.is_dir() else path
+    kind = _FORMATS.get(sample.suffix.lower())
+    if kind is None or not path.exists():
+        raise Usage(
+            f"{path} is not there, or not a file of a known kind", f"name one of: {', '.join(_FORMATS)}"
+        )
+    data = pyarrow.dataset.dataset(path, format=kind)
+    names = data.schema.names
+    if key not in names or len(names) < 2:
+        raise SchemaMismatch(
+            f"{path} has the columns {', '.join(names)}; the keys are read from {key!r}, and the values from "
+            "`value` or from all others. Name the column of keys with --key"
+        )
+    is_plain = set(names) == {key, "value"}
+    for batch in data.to_batches(batch_size=_BATCH_ROWS):
+        keys = map(_encode, batch.column(key).to_pylist())
+        if is_plain:
+            yield from zip(keys, map(_encode, batch.column("value").to_pylist()), strict=True)
+        else:
+            others = batch.drop_columns([key]).to_pylist()
+            yield from zip(keys, map(msgspec.json.encode, others), strict=True)
+
+
+def _encode(value: Any) -> Any:
+    """Text as UTF-8, and numbers as their digits; what is no key or value stays, to be refused."""
+    if isinstance(value, str):
+        return value.encode()
+    return str(value).encode() if isinstance(value, int | float) else value

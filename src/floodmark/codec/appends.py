@@ -1,0 +1,137 @@
+"""Writes whose keys hold the version of their commit, on their way to it.
+
+    key      prefix | bucket: 8, if it is spread | version: 8 | index: 4
+    value    the record as it will be stored | shift: 1 | after: 8 | before: 8 | flags: 0x40
+
+The key of a request holds the version `after`, which only finds the partition.  The commit puts its own
+version in place of it, which lies between `after` and `before`, both exclusive, or there is no commit.
+
+**The bucket** is `version >> shift` with its 64 bits reversed.  So keys of one interval of versions stand
+together, in order, and those of neighbouring intervals stand far apart.  A reader computes the next bucket.
+
+A record is never stored in this form, so no other kind of write may bring one.
+"""
+
+from collections.abc import Mapping, Sequence
+from struct import Struct
+from typing import Final, NamedTuple
+
+from floodmark.model.errors import Conflict, InvalidValue
+from floodmark.model.version import VERSION_MAX, Version
+
+# The flags of a write that waits for its version; no record has them.
+APPEND: Final = 1 << 6
+# The shift of keys without a bucket.
+NO_BUCKET: Final = 255
+# With this shift all versions have one bucket.
+SHIFT_MAX: Final = 64
+
+BUCKET_BYTES: Final = 8
+INDEX_BYTES: Final = 4
+_VERSION_BYTES: Final = 8
+_TAIL: Final = Struct(">BQQB")
+
+
+class Append(NamedTuple):
+    """What a commit needs to know of a write whose key holds its version."""
+
+    stored: bytes
+    shift: int
+    after: Version
+    before: Version
+
+
+def encode_bucket(version: Version, shift: int) -> bytes:
+    """The bucket of a version: neighbours lie far apart.
+
+    >>> [encode_bucket(version, 4).hex() for version in (0, 15, 16, 32)]
+    ['0000000000000000', '0000000000000000', '8000000000000000', '4000000000000000']
+    """
+    return int(f"{version >> shift:064b}"[::-1], 2).to_bytes(BUCKET_BYTES, "big")
+
+
+def append_key(prefix: bytes, shift: int, version: Version, index: int) -> bytes:
+    """The key of a write at a version.
+
+    >>> append_key(b"e", 4, 17, 2).hex(" ", 4)
+    '65 80000000 00000000 00000000 00000011 00000002'
+    """
+    bucket = b"" if shift == NO_BUCKET else encode_bucket(version, shift)
+    return b"".join((prefix, bucket, version.to_bytes(8, "big"), index.to_bytes(INDEX_BYTES, "big")))
+
+
+def encode_append(stored: bytes, shift: int, *, after: Version = 0, before: Version = VERSION_MAX) -> bytes:
+    """A stored record as the value of a request."""
+    return stored + _TAIL.pack(shift, after, before, APPEND)
+
+
+def is_append(value: bytes) -> bool:
+    """Whether the key of a value waits for its version."""
+    return value[-1:] == b"\x40"
+
+
+def decode_append(value: bytes) -> Append:
+    """Undo `encode_append`; InvalidValue for anything else, which a request may bring."""
+    place = len(value) - _TAIL.size
+    if place < 1 or not is_append(value):
+        raise InvalidValue("a value is not a record: a write that waits for its version is cut")
+    shift, after, before, _ = _TAIL.unpack_from(value, place)
+    if SHIFT_MAX < shift != NO_BUCKET:
+        raise InvalidValue(f"a value is not a record: it shifts its version by {shift} bits, which has 64")
+    return Append(value[:place], shift, after, before)
+
+
+def set_after(value: bytes, version: Version) -> bytes:
+    """The same write, to be committed above a version; other values as they are.
+
+    >>> decode_append(set_after(encode_append(b"a\\0", 4), 17)).after
+    17
+    """
+    if not is_append(value):
+        return value
+    stored, shift, after, before = decode_append(value)
+    return encode_append(stored, shift, after=max(after, version), before=before)
+
+
+def highest_after(values: Sequence[bytes]) -> Version:
+    """The version that the clock must have passed before some values are written."""
+    return max((decode_append(value).after for value in values if is_append(value)), default=0)
+
+
+def append_size(key: bytes, shift: int) -> int:
+    """How many bytes the key has at least, with a namespace of which no byte is in the bucket."""
+    return len(key) - INDEX_BYTES - _VERSION_BYTES - (0 if shift == NO_BUCKET else BUCKET_BYTES)
+
+
+def complete(rows: Mapping[bytes, bytes], version: Version) -> dict[bytes, bytes]:
+    """Keys and values as a commit at a version writes them; Conflict if it may not write one there.
+
+    >>> rows = {append_key(b"e", 4, 0, 2): encode_append(b"a\\0", 4), b"k": b"b\\0"}
+    >>> complete(rows, 17) == {append_key(b"e", 4, 17, 2): b"a\\0", b"k": b"b\\0"}
+    True
+    """
+    completed = {}
+    for key, value in rows.items():
+        if not is_append(value):
+            completed[key] = value
+        else:
+            stored, shift, after, before = decode_append(value)
+            if not after < version < before:
+                raise late_append(version)
+            index = int.from_bytes(key[-INDEX_BYTES:], "big")
+            completed[append_key(key[: append_size(key, shift)], shift, version, index)] = stored
+    return completed
+
+
+def any_append(values: Sequence[bytes]) -> bool:
+    """Whether the key of a value waits for its version."""
+    return any(map(is_append, values))
+
+
+def late_append(version: Version) -> Conflict:
+    """The error for an append whose version came out in another interval than its writer expected."""
+    return Conflict(
+        f"an append would be committed at version {version}, in another interval than it was meant for; "
+        "begin the transaction again, as run_transaction does",
+        version=version,
+    )

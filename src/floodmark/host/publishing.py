@@ -1,0 +1,488 @@
+"""Publishes data sets: loads a generation of a namespace beside the one that is read, and swaps.
+
+1. **Load.**  A record is stored under the physical id of the new generation, *at the base version*.  That is
+   its stamp as well: (base, this site).  So a row that is sent twice replaces itself.  No reader finds it,
+   and it is no change: nothing stands in the change log.
+2. **Rewind.**  What was written since the base is copied from the change log, at the versions that it has.
+   Base and changes have ascending stamps, so on each key the newest version wins, as everywhere.  Each pass
+   leaves less to do: the writes of the time that it took.
+3. **Swap.**  In the turn to write, in which nothing else is written, the last changes are copied and the
+   catalog is stored, at a fresh version X.  Before a reader can be at X, the engine shows the new generation
+   (`partition/generations.py`).  Writers wait for these few milliseconds.
+
+A crash before the swap leaves the old generation, and the publisher goes on.  If it does not, its safe point
+expires, and garbage collection removes what was loaded.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from threading import RLock
+from typing import Final
+
+import msgspec
+
+from floodmark.codec.ordered import (
+    RAW,
+    VERSION_BYTES,
+    decode_user_key,
+    decode_version,
+    encode_namespace,
+    encode_prefixes,
+    encode_version,
+    qualify_range,
+)
+from floodmark.codec.stamps import encode_stamp, find_origins
+from floodmark.codec.values import DELETED
+from floodmark.engine import WriteRow
+from floodmark.feed.reading.columns import Columns
+from floodmark.feed.reading.reader import ChangeReader, gather_lines
+from floodmark.host.catalog import GenerationRow, NamespaceRow, Rewound, stored, with_changes
+from floodmark.host.parts import LocalPort, SiteParts
+from floodmark.merge.policies import LAST_WRITE
+from floodmark.model.errors import (
+    FloodmarkError,
+    InvalidArgument,
+    InvalidConfiguration,
+    PartitionStopped,
+    PublicationConflict,
+    VersionCollected,
+    WrongPolicy,
+)
+from floodmark.model.limits import PAGE_BYTES_MAX, PAGE_ROWS_MAX
+from floodmark.model.ranges import after, prefix_end
+from floodmark.model.stream import ChangeBatch
+from floodmark.model.version import Version, moment_of, physical_ms
+from floodmark.partition.commit.entering import WriteKind
+from floodmark.partition.commit.expiry_index import index_rows, may_expire
+from floodmark.partition.families import DATA
+from floodmark.partition.generations import GenerationsEngine, below, place
+
+# A publication of which nothing was heard for so long is over.
+PUBLISHING: Final = timedelta(hours=1)
+# How long earlier generations stay for a rollback, and with them all changes made since.
+KEPT_FOR: Final = timedelta(days=3)
+# How long a pass of the rewind may take; the publisher asks for the next one.
+PASS_MS_MAX: Final = 5_000
+# What may be left to copy while writers wait.
+SWAP_CHANGES_MAX: Final = 1_000
+SWAP_TRIES_MAX: Final = 50
+_RENEWED_EVERY_MS: Final = PUBLISHING // timedelta(milliseconds=1) // 10
+
+
+class LocalGenerations(LocalPort):
+    """The port to the generations of namespaces."""
+
+    def __init__(self, site: SiteParts, reader: ChangeReader) -> None:
+        super().__init__(site)
+        self._reader = reader
+        # Held by the calls that begin, replay and swap, so that there is one at a time.
+        self._lock = RLock()
+        self._renewed_at_ms = 0
+
+    # From begin to swap
+
+    def begin_generation(self, namespace: str, base: Version, publisher: str) -> GenerationRow:
+        with self._lock:
+            row = self._require_publishable(namespace)
+            loading = row.loading
+            if loading is not None and loading.publisher == publisher:
+                if base not in (0, loading.base):
+                    raise PublicationConflict(
+                        f"publisher {publisher!r} has begun to publish {namespace!r} as of version "
+                        f"{loading.base}, and cannot go on as of {base}; leave the base out, or drop "
+                        f"generation {loading.number} first",
+                        namespace=namespace,
+                    )
+                self._hold(row, loading.position)
+                return loading
+            if loading is not None:
+                raise PublicationConflict(
+                    f"generation {loading.number} of {namespace!r} is being published by "
+                    f"{loading.publisher!r}; wait for its end, or drop it",
+                    namespace=namespace,
+                    generation=loading.number,
+                )
+            if base:
+                self._node.observe(base)
+                self._require_later(row, base)
+            return self._begin(row, base or self._node.committer.read_version(), publisher, None)
+
+    def _begin(self, row: NamespaceRow, base: Version, publisher: str, source: int | None) -> GenerationRow:
+        self._hold(row, base)
+        self._catalog.begin_generation(row, base, publisher, source)
+        loading = row.loading
+        assert loading is not None
+        return loading
+
+    def load_generation(
+        self, namespace: int, number: int, rows: Mapping[bytes, bytes], *, durable: bool
+    ) -> int:
+        """Store records of a data set; how many.  Unless `durable`, the swap syncs them."""
+        keys = sorted(rows)
+        values = [rows[key] for key in keys]
+        if not keys:
+            return 0
+        row = self._row(namespace)
+        self._node.storage.entrance.check(keys, values, WriteKind.PUT)
+        if any(not key.startswith(encode_namespace(namespace)) for key in (keys[0], keys[-1])):
+            raise InvalidArgument(f"rows of a generation of {row.name!r} must be keys of that namespace")
+        if any(value[-1] & DELETED for value in values):
+            raise InvalidArgument(f"a data set for {row.name!r} holds a deletion; leave the key out")
+        generation = self._require_loading(row, number)
+        self._store(row, generation, keys, values, [generation.base] * len(keys))
+        now_ms = self._node.clock.time_source()
+        if now_ms - self._renewed_at_ms > _RENEWED_EVERY_MS:
+            with self._lock:
+                self._hold(row, generation.position)
+        if durable:
+            self._node.engine.sync()
+        return len(keys)
+
+    def rewind_generation(self, namespace: str, number: int) -> Rewound:
+        with self._lock:
+            return self._rewind(self._catalog.get(namespace), number)
+
+    def swap_generation(self, namespace: str, number: int, keep: int) -> GenerationRow:
+        with self._lock:
+            row = self._require_publishable(namespace)
+            if row.present.number == number:
+                return row.present
+            for _ in range(SWAP_TRIES_MAX):
+                self._settle_prepared(row)
+                self._rewind(row, number)
+                # Outside the turn: all that was loaded goes to disk.
+                self._node.engine.sync()
+                if self._swap(row, number):
+                    self._hold_kept(row, keep)
+                    self._release(_safe_point(row))
+                    return row.present
+            raise PartitionStopped(
+                f"{namespace!r} is written faster than its changes can be copied into generation {number}; "
+                "publish again when there are fewer writes",
+                namespace=namespace,
+            )
+
+    def drop_generation(self, namespace: str, number: int) -> None:
+        with self._lock:
+            row = self._catalog.get(namespace)
+            found = next((each for each in row.generations if each.number == number), None)
+            if found is None or found.number == row.present.number:
+                raise PublicationConflict(
+                    f"generation {number} of {namespace!r} is "
+                    + ("not there" if found is None else "the one that is read; publish or roll back first"),
+                    namespace=namespace,
+                )
+            if found.since is None:
+                with self._node.storage.settled():
+                    self._catalog.change_generation(row, number, until=self._node.clock.now())
+                self._release(_safe_point(row))
+            else:
+                self._release(_kept_point(row))
+                self._require_passed(row, found)
+            self.remove_generation(row, found)
+
+    def rollback_generation(
+        self, namespace: str, number: int | None, publisher: str, keep: int
+    ) -> GenerationRow:
+        """A new generation with the records of an earlier one and the changes made since."""
+        with self._lock:
+            row = self._require_publishable(namespace)
+            kept = [each for each in row.generations if each.since is not None and each.until is not None]
+            source = next((each for each in reversed(kept) if number in (None, each.number)), None)
+            if source is None or row.loading is not None:
+                known = ", ".join(str(each.number) for each in kept) or "none"
+                raise PublicationConflict(
+                    f"{namespace!r} cannot go back to {number or 'an earlier generation'}: "
+                    + ("a data set is being published" if row.loading else f"those kept are: {known}"),
+                    namespace=namespace,
+                )
+            assert source.until is not None
+            loading = self._begin(row, source.until - 1, publisher, source.number)
+            try:
+                for keys, values, versions in self._stored_records(row, source):
+                    self._store(row, loading, keys, values, versions)
+                while self._rewind(row, loading.number).behind_ms > PASS_MS_MAX:
+                    pass
+                return self.swap_generation(namespace, loading.number, keep)
+            except FloodmarkError:
+                with suppress(FloodmarkError):
+                    self.drop_generation(namespace, loading.number)
+                raise
+
+    # Upkeep
+
+    def collect(self, row: NamespaceRow, safe_point: Version) -> None:
+        """Remove generations behind the safe point, and publications whose publisher was not heard of."""
+        with self._lock:
+            held = {point.name for point in self._site.safe_points.list()}
+            if row.loading is not None and _safe_point(row) not in held:
+                with self._node.storage.settled():
+                    self._catalog.change_generation(row, row.loading.number, until=self._node.clock.now())
+            for each in list(row.generations):
+                if each.until is not None and (each.since is None or each.until <= safe_point):
+                    self.remove_generation(row, each)
+
+    def remove_generation(self, row: NamespaceRow, generation: GenerationRow) -> None:
+        """Remove the records of a generation, and then the last trace of it."""
+        self._node.retention.remove_generation(generation.id)
+        with self._node.storage.settled():
+            left = [each for each in row.generations if each.number != generation.number]
+            self._catalog.set_generations(row, left)
+
+    # Steps
+
+    def _swap(self, row: NamespaceRow, number: int) -> bool:
+        """Go over to a generation, in the turn; False if there is too much left to copy."""
+        storage, committer, keys = self._node.storage, self._node.committer, qualify_range(row.id)
+        with storage.settled():
+            generation = self._require_loading(row, number)
+            self._require_publishable(row.name)
+            committer.sync_in_turn()
+            last = self._node.clock.latest
+            batches = list(self._changes(row, generation.position, last, SWAP_CHANGES_MAX))
+            if committer.prepared.within(keys) or not batches or batches[-1].through < last:
+                return False
+            replayed = 0
+            for batch in batches:
+                copied = _above_base(batch, generation, self._node.site_id)
+                replayed += len(copied[0])
+                for portion in storage.cut(_rows(generation, *copied)):
+                    storage.store_later(portion)
+
+            def swapped(version: Version) -> list[GenerationRow]:
+                changes = {
+                    "since": version,
+                    "position": version,
+                    "replayed": generation.replayed + replayed,
+                }
+                present = row.present.number
+                return [
+                    msgspec.structs.replace(each, until=version) if each.number == present else each
+                    for each in with_changes(row, number, **changes)
+                ]
+
+            def build(version: Version) -> list[WriteRow]:
+                changed = msgspec.structs.replace(row, generations=swapped(version))
+                return [
+                    stored(changed),
+                    # Keys that the data set lacks are gone without a tombstone.
+                    self._node.retention.raise_horizon(row.id, generation.base),
+                ]
+
+            def show(version: Version) -> None:
+                self._catalog.show(row, swapped(version))
+
+            committer.store_in_turn(build, stored=show)
+            return True
+
+    def _rewind(self, row: NamespaceRow, number: int) -> Rewound:
+        node = self._node
+        generation = self._require_loading(row, number)
+        node.committer.sync()
+        resolved = node.committer.resolve(qualify_range(row.id))
+        replayed, position, begun_ms = 0, generation.position, node.clock.time_source()
+        if resolved > position:
+            for batch in self._changes(row, position, resolved, None):
+                copied = _above_base(batch, generation, node.site_id)
+                replayed += self._store(row, generation, *copied)
+                position = batch.through
+                if node.clock.time_source() - begun_ms > PASS_MS_MAX:
+                    break
+            self._hold(row, position)
+            with node.storage.settled():
+                self._require_loading(row, number)
+                self._catalog.change_generation(
+                    row, number, position=position, replayed=generation.replayed + replayed
+                )
+        behind_ms = max(0, node.clock.physical_ms() - physical_ms(position))
+        return Rewound(replayed, behind_ms)
+
+    def _changes(
+        self, row: NamespaceRow, since: Version, until: Version, changes_max: int | None
+    ) -> Iterator[ChangeBatch]:
+        """The changes in `(since, until]` from the change log; of more than `changes_max`, only the first."""
+        keys, changes = qualify_range(row.id), 0
+        since = max(since, self._node.born_version(), row.created_at)
+        columns = Columns(keys, self._reader.look_up, None)
+        for batch in gather_lines(self._node.read_log(since, until, keys), until, columns):
+            changes += len(batch.keys)
+            if changes_max is not None and changes > changes_max:
+                return
+            yield batch
+
+    def _store(
+        self,
+        row: NamespaceRow,
+        generation: GenerationRow,
+        keys: Sequence[bytes],
+        values: Sequence[bytes],
+        versions: Sequence[Version],
+    ) -> int:
+        """Store records of a generation that is loading; the next sync makes them durable."""
+        storage = self._node.storage
+        for portion in storage.cut(_rows(generation, keys, values, versions)):
+            with storage.settled():
+                storage.require_wanted()
+                self._require_loading(row, generation.number)
+                storage.store_later(portion)
+        return len(keys)
+
+    def _stored_records(
+        self, row: NamespaceRow, generation: GenerationRow
+    ) -> Iterator[tuple[list[bytes], list[bytes], list[Version]]]:
+        """Keys, stored values and versions of the records of a generation that is not written any more."""
+        engine = below(self._node.engine)
+        start = RAW + encode_namespace(generation.id)
+        end = prefix_end(start)
+        namespace, seen = encode_namespace(row.id), b""
+        while page := engine.scan(DATA, start, end, rows_max=PAGE_ROWS_MAX, bytes_max=PAGE_BYTES_MAX):
+            newest = []
+            for engine_key, value in page:
+                if not engine_key.startswith(seen) or not seen:
+                    newest.append((engine_key, value))
+                    seen = engine_key[:-VERSION_BYTES]
+            yield (
+                [namespace + decode_user_key(engine_key[:-VERSION_BYTES]) for engine_key, _ in newest],
+                [value for _, value in newest],
+                [decode_version(engine_key) for engine_key, _ in newest],
+            )
+            start = after(page[-1][0])
+
+    def _settle_prepared(self, row: NamespaceRow) -> None:
+        """Bring the prepared writes of a namespace to their end."""
+        for write in self._node.committer.prepared.within(qualify_range(row.id)):
+            for key in write.keys:
+                self._node.map.route(key).settle((key,), self._node.committer.now())
+
+    # Conditions
+
+    def _require_publishable(self, namespace: str) -> NamespaceRow:
+        row = self._catalog.get(namespace)
+        if self._node.number or not isinstance(self._node.engine, GenerationsEngine):
+            raise InvalidConfiguration(
+                f"site {self._site.identity.site!r} is served by several nodes, which cannot publish a data "
+                "set yet; write the rows in mode append",
+                namespace=namespace,
+            )
+        if row.merge != LAST_WRITE:
+            raise WrongPolicy(
+                f"namespace {namespace!r} merges by {row.merge!r}; a data set can be published into one that "
+                "merges by 'last_write'",
+                namespace=namespace,
+            )
+        if self._members.of(namespace):
+            raise InvalidConfiguration(
+                f"namespace {namespace!r} is shared with other sites, which would not get the data set; "
+                "leave it out of the topology, or write the rows in mode append",
+                namespace=namespace,
+            )
+        return row
+
+    def _require_loading(self, row: NamespaceRow, number: int) -> GenerationRow:
+        generation = row.loading
+        if generation is None or generation.number != number or row.dropped_at is not None:
+            raise PublicationConflict(
+                f"generation {number} of {row.name!r} is not being published any more; "
+                "floodmark generation list shows what became of it",
+                namespace=row.name,
+                generation=number,
+            )
+        return generation
+
+    def _require_later(self, row: NamespaceRow, base: Version) -> None:
+        """Refuse a base from which not all changes are to be had."""
+        present, trimmed = row.present, self._node.retention.trimmed_version()
+        if base < max(present.base, trimmed):
+            known = (
+                f"that of generation {present.number}" if present.base > trimmed else "the change log begins"
+            )
+            raise VersionCollected(
+                f"base {base} ({moment_of(base).isoformat()}) of a data set for {row.name!r} lies before "
+                f"{max(present.base, trimmed)} ({known}), so that changes made since would be missing; "
+                "publish data of a later moment, or leave the base out",
+                namespace=row.name,
+                version=base,
+                oldest=max(present.base, trimmed),
+            )
+
+    def _require_passed(self, row: NamespaceRow, generation: GenerationRow) -> None:
+        """Refuse to remove what readers of the past may still ask for."""
+        oldest = self._node.retention.collected_version(row.id)
+        if generation.until is not None and generation.until > oldest:
+            raise PublicationConflict(
+                f"generation {generation.number} of {row.name!r} is the history before "
+                f"{moment_of(generation.until).isoformat()}, which readers may still ask for; garbage "
+                "collection removes it after the retention of the namespace",
+                namespace=row.name,
+            )
+
+    def _row(self, namespace: int) -> NamespaceRow:
+        name = self._catalog.name_of(namespace)
+        if name is None:
+            raise PublicationConflict(f"there is no namespace with id {namespace}, or it was dropped")
+        return self._catalog.get(name)
+
+    def _hold(self, row: NamespaceRow, version: Version) -> None:
+        self._site.safe_points.hold(_safe_point(row), version, PUBLISHING, row.id)
+        self._renewed_at_ms = self._node.clock.time_source()
+
+    def _hold_kept(self, row: NamespaceRow, keep: int) -> None:
+        """Hold what was written since the end of the generations that stay: a rollback takes it over."""
+        kept = [each.until for each in row.generations if each.since is not None and each.until is not None]
+        if keep and kept:
+            self._site.safe_points.hold(_kept_point(row), kept[-keep:][0] - 1, KEPT_FOR, row.id)
+        else:
+            self._release(_kept_point(row))
+
+    def _release(self, safe_point: str) -> None:
+        if safe_point in {point.name for point in self._site.safe_points.list()}:
+            self._site.safe_points.release(safe_point)
+
+
+def _safe_point(row: NamespaceRow) -> str:
+    return f"publish/{row.name}"
+
+
+def _kept_point(row: NamespaceRow) -> str:
+    return f"generation/{row.name}"
+
+
+def _above_base(
+    batch: ChangeBatch, generation: GenerationRow, site_id: int
+) -> tuple[list[bytes], list[bytes], list[Version]]:
+    """Keys, values and versions of those changes whose stamp is above that of the data set.
+
+    A rollback keeps changes of other sites that came late: their stamps say nothing about what came before.
+    """
+    loaded = encode_stamp(generation.base, site_id)
+    copied = [
+        (key, value, version)
+        for key, value, version, origin in zip(
+            batch.keys, batch.values, batch.versions, find_origins(batch.values), strict=True
+        )
+        if (origin or encode_stamp(version, site_id)) > loaded
+        or (generation.source is not None and origin[-1] != site_id)
+    ]
+    return [key for key, _, _ in copied], [value for _, value, _ in copied], [each for _, _, each in copied]
+
+
+def _rows(
+    generation: GenerationRow, keys: Sequence[bytes], values: Sequence[bytes], versions: Sequence[Version]
+) -> list[WriteRow]:
+    """Records of a generation as rows of the engine, with those that tell of their expiry.
+
+    The index of expiries has the keys as readers find them, once the generation is read.
+    """
+    if not keys:
+        return []
+    physical = encode_namespace(generation.id)
+    engine_keys = [
+        prefix + encode_version(version)
+        for prefix, version in zip(encode_prefixes(keys), versions, strict=True)
+    ]
+    rows: list[WriteRow] = [
+        (DATA, place(engine_key, physical), value)
+        for engine_key, value in zip(engine_keys, values, strict=True)
+    ]
+    return [*rows, *index_rows(engine_keys, values)] if may_expire(values) else rows

@@ -1,0 +1,430 @@
+"""Values of any size in one namespace: written and read as streams, visible whole or not at all.
+
+    r | key                                 0 | value                              up to CHUNK_BYTES
+                                            1 | pointer: 16 | size: 8 | chunk size: 4
+    c | pointer: 16                         key of the garbage row                 while a put writes chunks
+    c | pointer: 16 | index: 4              chunk | XXH64 of it, seeded by its place
+    g | site: 1 | since, ms: 8 | pointer: 16   key of the value
+
+A chunk is owned by a record or by a garbage row.  A put first writes a garbage row and a lease; then the
+chunks, several commits at a time, each of which reads the lease; then one transaction writes the record,
+removes both, and gives the chunks of the old value to a garbage row.  An hour after a garbage row was
+written, a sweep removes the lease, the chunks and the row, in this order.  So a put that was swept can
+neither end nor leave a chunk behind.
+
+A site sweeps only the rows that it wrote itself: those of another site may have been removed there already.
+All rows are in one namespace, so links, backups and exports take all or none, in commit order: at another
+site, a record never comes before its chunks.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import datetime, timedelta
+from io import SEEK_CUR, SEEK_END, SEEK_SET, BufferedReader, BytesIO, RawIOBase
+from struct import Struct
+from typing import Any, BinaryIO, Final, NamedTuple, cast
+from uuid import uuid4
+
+from floodmark.codec.digest import digest_bytes
+from floodmark.feed import at_present
+from floodmark.layers.ports import LayerRecords, LayerSite, LayerTransaction, claim, present
+from floodmark.model.errors import (
+    Corruption,
+    InvalidArgument,
+    InvalidKey,
+    InvalidValue,
+    KeyNotFound,
+    TransactionEnded,
+)
+from floodmark.model.limits import KEY_BYTES_MAX, KIB
+from floodmark.model.version import Version, physical_ms
+
+LARGE_VALUES: Final = b"large values 1"
+
+CHUNK_BYTES: Final = 512 * KIB
+# Chunks of one commit, and commits under way: they bound the memory of a put.
+COMMIT_CHUNKS: Final = 8
+COMMITS: Final = 4
+GARBAGE_AGE: Final = timedelta(hours=1)
+
+_RECORD: Final = Struct(">B16sQL")
+_GARBAGE: Final = Struct(">cBQ16s")
+_INLINE: Final = b"\x00"
+_CHECKSUM_BYTES: Final = 8
+
+At = Version | datetime
+
+
+class Stored(NamedTuple):
+    """Where the chunks of a value are."""
+
+    pointer: bytes
+    size: int
+    chunk_bytes: int
+
+
+class LargeValues:
+    """A namespace whose values have any size.  Safe to use from many threads.
+
+    >>> import floodmark, tempfile
+    >>> from floodmark.layers import LargeValues
+    >>> with floodmark.open(tempfile.mkdtemp(), site="oslo") as site:
+    ...     configs = LargeValues(site, "configs")
+    ...     _ = configs.put(b"switch-17", b"<port/>" * 1_000_000)
+    ...     with configs.open(b"switch-17") as stream:
+    ...         stream.seek(-7, 2), stream.read()
+    (6999993, b'<port/>')
+    """
+
+    def __init__(self, site: LayerSite, name: str) -> None:
+        self._site = site
+        # The namespace with the rows of the layer.
+        self.stored = claim(site, name, LARGE_VALUES)
+
+    @property
+    def name(self) -> str:
+        """The name of the namespace."""
+        return self.stored.name
+
+    def __repr__(self) -> str:
+        return f"LargeValues({self.name!r})"
+
+    # Reads
+
+    def get(self, key: bytes, *, at: At | None = None) -> bytes | None:
+        """The whole value of a key; None if there is none."""
+        row = self.stored.get(_record_key(key), at=at)
+        if row is None or row[:1] == _INLINE:
+            return None if row is None else row[1:]
+        try:
+            with self.open(key, at=at) as stream:
+                return stream.read()
+        except KeyNotFound:
+            return None
+
+    def __contains__(self, key: bytes) -> bool:
+        return self.stored.get(_record_key(key)) is not None
+
+    def open(self, key: bytes, *, at: At | None = None) -> BinaryIO:
+        """The value of a key as a binary file to read and seek in; KeyNotFound if there is none.
+
+        The stream reads one version, and keeps it from garbage collection until it is closed.  Corruption if
+        a chunk is missing or is not what was written.
+        """
+        name = _record_key(key)
+
+        def read(version: At) -> BinaryIO:
+            row = self.stored.get(name, at=version)
+            if row is None:
+                raise KeyNotFound(
+                    f"{self!r} has no key {key!r:.60}; get returns None for such a key", key=key
+                )
+            return self._open_row(key, row, version)
+
+        return at_present(lambda: present(self._site), read) if at is None else read(at)
+
+    def sizes(
+        self,
+        start: bytes = b"",
+        end: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+        at: At | None = None,
+    ) -> Iterator[tuple[bytes, int]]:
+        """The keys in `[start, end)` with the sizes of their values in bytes, in order, as of one version."""
+        for key, row in self._rows(start, end, prefix, limit=limit, reverse=reverse, at=at):
+            yield key, len(row) - 1 if row[:1] == _INLINE else _stored(key, row).size
+
+    def scan(
+        self,
+        start: bytes = b"",
+        end: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+        at: At | None = None,
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """The keys in `[start, end)` with their values, in order, as of one version; one value in memory."""
+
+        def rows(version: At) -> tuple[At, Iterator[tuple[bytes, bytes]]]:
+            return version, self._rows(start, end, prefix, limit=limit, reverse=reverse, at=version)
+
+        version, found = at_present(lambda: present(self._site), rows) if at is None else rows(at)
+        for key, row in found:
+            with self._open_row(key, row, version) as stream:
+                yield key, stream.read()
+
+    def _rows(
+        self, start: bytes, end: bytes | None, prefix: bytes | None, **options: Any
+    ) -> Iterator[tuple[bytes, bytes]]:
+        if prefix is not None:
+            rows = self.stored.scan(prefix=b"r" + prefix, **options)
+        else:
+            rows = self.stored.scan(b"r" + start, b"s" if end is None else b"r" + end, **options)
+        return ((key[1:], row) for key, row in rows)
+
+    def _open_row(self, key: bytes, row: bytes, version: At) -> BinaryIO:
+        if row[:1] == _INLINE:
+            return BytesIO(row[1:])
+        chunks = _Chunks(self.stored, key, _stored(key, row), version)
+        return cast(BinaryIO, BufferedReader(chunks, CHUNK_BYTES))
+
+    # Writes
+
+    def put(self, key: bytes, value: bytes | bytearray | memoryview | BinaryIO) -> Version:
+        """Write a value, or all that a binary file has left to read; the version at which it is visible.
+
+        Until then the old value stays, whatever fails.  A large value is written in several commits, a few
+        at a time, and memory holds only these.
+        """
+        name = _record_key(key)
+        source = BytesIO(value) if isinstance(value, bytes | bytearray | memoryview) else value
+        first = _read(key, source, CHUNK_BYTES)
+        second = _read(key, source, CHUNK_BYTES) if len(first) == CHUNK_BYTES else b""
+        if not second:
+            return self._move(name, _INLINE + first, None)
+        self._sweep(GARBAGE_AGE, 2)
+        pointer = uuid4().bytes
+        self._site.run_transaction(lambda t: self._lease(t, pointer, key))
+        size = self._write_chunks(key, pointer, _chunks(key, source, first, second))
+        return self._move(name, _RECORD.pack(1, pointer, size, CHUNK_BYTES), pointer)
+
+    def delete(self, key: bytes) -> Version:
+        """Delete a key, whether or not it is there; the version of the deletion."""
+        return self._move(_record_key(key), None, None)
+
+    def _lease(self, transaction: LayerTransaction, pointer: bytes, key: bytes) -> None:
+        """Write a garbage row for chunks to come, and the lease of the put that writes them."""
+        transaction.put(self.stored, b"c" + pointer, self._discard(transaction, pointer, key))
+
+    def _discard(self, transaction: LayerTransaction, pointer: bytes, key: bytes) -> bytes:
+        """Give chunks to a garbage row; its key."""
+        row = _GARBAGE.pack(b"g", self._site.id, physical_ms(transaction.read_version), pointer)
+        transaction.put(self.stored, row, key)
+        return row
+
+    def _write_chunks(self, key: bytes, pointer: bytes, chunks: Iterator[bytes]) -> int:
+        """Write chunks in order of their indexes, several commits at a time; the size of the value."""
+        size = index = 0
+        under_way: deque[Future[None]] = deque()
+        with ThreadPoolExecutor(COMMITS, "floodmark-large-values") as pool:
+            rows: list[tuple[bytes, bytes]] = []
+            for chunk in chunks:
+                rows.append((_chunk_key(pointer, index), chunk + _checksum(pointer, index, chunk)))
+                size, index = size + len(chunk), index + 1
+                if len(rows) == COMMIT_CHUNKS:
+                    under_way.append(pool.submit(self._commit_chunks, key, pointer, rows))
+                    rows = []
+                if len(under_way) == COMMITS:
+                    under_way.popleft().result()
+            self._commit_chunks(key, pointer, rows)
+            while under_way:
+                under_way.popleft().result()
+        return size
+
+    def _commit_chunks(self, key: bytes, pointer: bytes, rows: list[tuple[bytes, bytes]]) -> None:
+        def write(transaction: LayerTransaction) -> None:
+            garbage = self._require_lease(transaction, pointer, key)
+            since_ms = _GARBAGE.unpack(garbage)[2]
+            if physical_ms(transaction.read_version) - since_ms > GARBAGE_AGE / timedelta(milliseconds=4):
+                transaction.delete(self.stored, garbage)
+                self._lease(transaction, pointer, key)
+            for row_key, row in rows:
+                transaction.put(self.stored, row_key, row)
+
+        self._site.run_transaction(write)
+
+    def _require_lease(self, transaction: LayerTransaction, pointer: bytes, key: bytes) -> bytes:
+        """The key of the garbage row that owns the chunks of a put; TransactionEnded if they were swept."""
+        garbage: bytes | None = transaction.get(self.stored, b"c" + pointer)
+        if garbage is None:
+            raise TransactionEnded(
+                f"the put of {key!r:.60} stood still for longer than {GARBAGE_AGE} and was swept; the old "
+                "value stays. Put it again",
+                key=key,
+            )
+        return garbage
+
+    def _move(self, name: bytes, row: bytes | None, pointer: bytes | None) -> Version:
+        """Make `row` the record, which owns the chunks of `pointer`; discard those of the old one."""
+
+        def move(transaction: LayerTransaction) -> LayerTransaction:
+            if pointer is not None:
+                transaction.delete(self.stored, self._require_lease(transaction, pointer, name[1:]))
+                transaction.delete(self.stored, b"c" + pointer)
+            old: bytes | None = transaction.get(self.stored, name)
+            if old is not None and old[:1] != _INLINE:
+                self._discard(transaction, _stored(name[1:], old).pointer, name[1:])
+            if row is None:
+                transaction.delete(self.stored, name)
+            else:
+                transaction.put(self.stored, name, row)
+            return transaction
+
+        return self._site.run_transaction(move).version
+
+    # Upkeep
+
+    def sweep(self, *, older_than: timedelta = GARBAGE_AGE) -> int:
+        """Remove the chunks of values that were replaced, deleted or never completed; how many values.
+
+        Only what this site discarded more than `older_than` ago.  A put sweeps two such values by itself.
+        """
+        return self._sweep(older_than, None)
+
+    def _sweep(self, older_than: timedelta, limit: int | None) -> int:
+        until_ms = physical_ms(present(self._site)) - older_than // timedelta(milliseconds=1)
+        start, end = (_GARBAGE.pack(b"g", self._site.id, ms, bytes(16)) for ms in (0, max(0, until_ms)))
+        swept = 0
+        for garbage, _ in self.stored.scan(start, end, limit=limit):
+            pointer = garbage[-16:]
+            if self._site.run_transaction(lambda t, row=garbage: self._revoke(t, row)):  # type: ignore[misc]
+                self.stored.delete_range(prefix=b"c" + pointer)
+                self.stored.delete(garbage)
+                swept += 1
+        return swept
+
+    def _revoke(self, transaction: LayerTransaction, garbage: bytes) -> bool:
+        """Keep a put from going on, if the garbage row still owns its chunks; whether it does."""
+        if transaction.get(self.stored, garbage) is None:
+            return False
+        transaction.delete(self.stored, b"c" + garbage[-16:])
+        return True
+
+
+class _Chunks(RawIOBase):
+    """The chunks of a value as of one version.
+
+    It always has a scan open, which keeps that version from garbage collection.
+    """
+
+    def __init__(self, records: LayerRecords, key: bytes, stored: Stored, version: At) -> None:
+        super().__init__()
+        self._key = key
+        self._stored = stored
+        self._scan: Callable[[int], Iterator[tuple[bytes, bytes]]] = lambda index: records.scan(
+            _chunk_key(stored.pointer, index),
+            _chunk_key(stored.pointer, -(-stored.size // stored.chunk_bytes)),
+            at=version,
+        )
+        self._position = 0
+        # The index of the chunk that the scan yields next, and the chunk before that.
+        self._next = 0
+        self._chunk = memoryview(b"")
+        self._rows = self._scan(0)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = SEEK_SET, /) -> int:
+        self._checkClosed()
+        start = {SEEK_SET: 0, SEEK_CUR: self._position, SEEK_END: self._stored.size}.get(whence)
+        if start is None or start + offset < 0:
+            raise InvalidArgument(f"cannot seek to {offset} from {whence!r}: the value begins at 0")
+        self._position = start + offset
+        return self._position
+
+    def readinto(self, buffer: Any, /) -> int:
+        self._checkClosed()
+        rest = self._rest()
+        count = min(len(rest), len(buffer))
+        buffer[:count] = rest[:count]
+        self._position += count
+        return count
+
+    def readall(self) -> bytes:
+        self._checkClosed()
+        parts = []
+        while rest := self._rest():
+            parts.append(rest)
+            self._position += len(rest)
+        return b"".join(parts)
+
+    def close(self) -> None:
+        self._rows = iter(())
+        super().close()
+
+    def _rest(self) -> memoryview:
+        """What the chunk at the present position has from there on."""
+        if self._position >= self._stored.size:
+            return memoryview(b"")
+        index, offset = divmod(self._position, self._stored.chunk_bytes)
+        if index != self._next - 1:
+            if index != self._next:
+                self._rows, self._next = self._scan(index), index
+            self._chunk = self._read(index)
+            self._next = index + 1
+        return self._chunk[offset:]
+
+    def _read(self, index: int) -> memoryview:
+        pointer, size, chunk_bytes = self._stored
+        try:
+            found, row = next(self._rows, (b"", b""))
+        except Corruption as error:
+            raise _damaged(self._key, f"chunk {index} cannot be read ({error})") from error
+        chunk = memoryview(row)[:-_CHECKSUM_BYTES]
+        if found != _chunk_key(pointer, index) or len(chunk) != min(chunk_bytes, size - index * chunk_bytes):
+            raise _damaged(self._key, f"chunk {index} is missing or cut")
+        if _checksum(pointer, index, chunk) != row[-_CHECKSUM_BYTES:]:
+            raise _damaged(self._key, f"chunk {index} is not what was written")
+        return chunk
+
+
+def _chunks(key: bytes, source: BinaryIO, *first: bytes) -> Iterator[bytes]:
+    yield from first
+    while chunk := _read(key, source, CHUNK_BYTES):
+        yield chunk
+
+
+def _read(key: bytes, source: BinaryIO, size: int) -> bytes:
+    """The next bytes of a file: `size` of them, or less at its end."""
+    parts = []
+    while size:
+        part = source.read(size) if hasattr(source, "read") else None
+        if not isinstance(part, bytes):
+            raise InvalidValue(
+                f"the value of {key!r:.60} must be bytes or a blocking file in binary mode, not "
+                f"{source!r:.60}",
+                key=key,
+            )
+        if not part:
+            break
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def _record_key(key: bytes) -> bytes:
+    if type(key) is not bytes or not 0 < len(key) < KEY_BYTES_MAX:
+        raise InvalidKey(
+            f"a key of large values is 1 to {KEY_BYTES_MAX - 1:,} bytes, not {key!r:.60}", key=key
+        )
+    return b"r" + key
+
+
+def _chunk_key(pointer: bytes, index: int) -> bytes:
+    return b"c" + pointer + index.to_bytes(4, "big")
+
+
+def _checksum(pointer: bytes, index: int, chunk: bytes | memoryview) -> bytes:
+    """The checksum of a chunk at its place: one that stands elsewhere has another."""
+    return digest_bytes(cast(bytes, chunk), int.from_bytes(pointer[:8], "big") ^ index)
+
+
+def _stored(key: bytes, row: bytes) -> Stored:
+    if len(row) != _RECORD.size or row[0] != 1:
+        raise _damaged(key, "its record has a form that this release does not know")
+    return Stored(*_RECORD.unpack(row)[1:])
+
+
+def _damaged(key: bytes, what: str) -> Corruption:
+    return Corruption(
+        f"the large value {key!r:.60} is damaged: {what}. Put it again, or restore it from a backup", key=key
+    )

@@ -1,0 +1,265 @@
+"""An engine in whose data each namespace has one generation at a time.
+
+A data set that is published replaces all records of a namespace at one version X.  Its records are loaded
+under a namespace id of their own, the *physical* id of the generation, and X is the version from which
+readers find them under the namespace.  All the rest of a node knows the namespace by one id for life: change
+log, prepared writes, safe points, the caches of clients.  Only the records of a key have several places:
+
+    above:   MCE('r' | namespace          | user key) | ~version
+    stored:  MCE('r' | physical namespace | user key) | ~version      the id is in the first group, never cut
+
+A read as of a version goes to the generation of that version, every other read and every write to the present
+one.  `show` replaces the table as a whole, inside the turn to write, so a reader sees it before or after.
+
+While no namespace was published, the calls of this class *are* those of the engine below.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from floodmark.codec.ordered import RAW, decode_version
+from floodmark.engine import Engine, EngineLimits, Guard, Row, WriteRow
+from floodmark.engine.base import DurableWrites, Measured, durable_writes
+from floodmark.model.ranges import prefix_end
+from floodmark.model.version import Version
+from floodmark.partition.families import DATA
+
+_ID: Final = slice(1, 4)
+_ID_END: Final = 4
+# An encoded key is made of groups of nine bytes; with a version behind it, eight bytes are left.
+_GROUP: Final = 9
+_VERSIONED: Final = 8
+_TRANSLATED: Final = ("get", "get_many", "ceiling", "ceilings", "scan", "write", "delete_range")
+
+
+class Since(NamedTuple):
+    """A generation of a namespace: from which version on it is read, and the id of its records."""
+
+    version: Version
+    physical: bytes
+
+
+# By the id of the namespace, the generations that can be read, the oldest first.
+Table: TypeAlias = Mapping[bytes, Sequence[Since]]
+
+
+def place(engine_key: bytes, physical: bytes) -> bytes:
+    """An engine key in another generation.
+
+    >>> place(b"r" + b"\\0\\0\\1" + b"ada", b"\\0\\0\\7")
+    b'r\\x00\\x00\\x07ada'
+    """
+    return RAW + physical + engine_key[_ID_END:]
+
+
+class _Places:
+    """A table, and what follows from it.  Never changed: a call looks at one from its begin to its end."""
+
+    def __init__(self, table: Table, hidden: Iterable[bytes]) -> None:
+        self.table = table
+        self.present = {namespace: generations[-1].physical for namespace, generations in table.items()}
+        # The ids at which a scan over several namespaces has to look.
+        self.borders = sorted({*table, *self.present.values(), *hidden})
+
+    def of(self, namespace: bytes, version: Version) -> bytes:
+        """The physical id of a namespace in the table, as of a version."""
+        generations = self.table[namespace]
+        found = bisect_right(generations, version, key=lambda each: each.version)
+        return generations[max(found - 1, 0)].physical
+
+    def place(self, engine_key: bytes) -> bytes:
+        """Where a record is stored, or the records of a key."""
+        namespace = engine_key[_ID]
+        present = self.present.get(namespace)
+        if present is None:
+            return engine_key
+        if len(engine_key) % _GROUP == _VERSIONED:
+            return place(engine_key, self.of(namespace, decode_version(engine_key)))
+        return place(engine_key, present)
+
+    def parts(self, start: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes | None, bytes]]:
+        """The parts of a range that are stored together, with the namespace of those that lie elsewhere."""
+        for border in self.borders:
+            first, behind = RAW + border, prefix_end(RAW + border)
+            assert behind is not None
+            if behind <= start:
+                continue
+            if end is not None and first >= end:
+                break
+            if start < first:
+                yield start, first, b""
+            if border in self.present:
+                yield max(start, first), behind if end is None else min(behind, end), border
+            start = behind
+        if end is None or start < end:
+            yield start, end, b""
+
+    def move(self, rows: Iterable[WriteRow]) -> Iterator[WriteRow]:
+        """Rows with those of data in the present generation of their namespace."""
+        for row in rows:
+            physical = self.present.get(row[1][_ID]) if row[0] == DATA else None
+            yield row if physical is None else (DATA, place(row[1], physical), row[2])
+
+
+class GenerationsEngine(Engine):
+    """The engine below, with the present generation of each namespace."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.below = engine
+        self.places = _Places({}, ())
+        self._write_durably = durable_writes(engine)
+        # Shows the generations that are stored.
+        self.reload: Callable[[], None] = lambda: None
+        if isinstance(engine, Measured):
+            self.measures = engine.measures
+        if isinstance(engine, DurableWrites):
+            self.write_durably = self._write_translated
+        self.show({}, ())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.below, name)
+
+    @property
+    def limits(self) -> EngineLimits:  # type: ignore[override]
+        return self.below.limits
+
+    def show(self, table: Table, hidden: Iterable[bytes]) -> None:
+        """Read and write by a table from now on; `hidden` are ids whose records no reader finds."""
+        self.places = _Places(table, hidden)
+        for name in _TRANSLATED:
+            if self.places.borders:
+                self.__dict__.pop(name, None)
+            else:
+                setattr(self, name, getattr(self.below, name))
+
+    def at(self, version: Version) -> Engine:
+        """The engine as a reader as of a version finds it."""
+        places = self.places
+        if all(generations[-1].version <= version for generations in places.table.values()):
+            return self
+        view = GenerationsEngine(self.below)
+        view.show({each: (Since(0, places.of(each, version)),) for each in places.table}, places.borders)
+        return view
+
+    def swapped_at(self, namespace: bytes) -> Version:
+        """The version from which the present generation of a namespace is read; 0 if it is the first."""
+        generations = self.places.table.get(namespace)
+        return generations[-1].version if generations else 0
+
+    # The port
+
+    def get(self, family: str, key: bytes) -> bytes | None:
+        return self.below.get(family, self.places.place(key) if family == DATA else key)
+
+    def get_many(self, family: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        return self.below.get_many(family, [*map(self.places.place, keys)] if family == DATA else keys)
+
+    def ceiling(self, family: str, key: bytes, prefix: bytes = b"") -> Row | None:
+        places = self.places
+        if family != DATA or key[_ID] not in places.present:
+            return self.below.ceiling(family, key, prefix)
+        placed = places.place(key)
+        row = self.below.ceiling(family, placed, prefix and place(prefix, placed[_ID]))
+        return None if row is None else _restored(row, key[_ID], placed[_ID])
+
+    def ceilings(
+        self, family: str, prefixes: Sequence[bytes], starts: Sequence[bytes] | None = None
+    ) -> list[Row | None]:
+        places = self.places
+        if family != DATA or places.present.keys().isdisjoint({prefix[_ID] for prefix in prefixes}):
+            return self.below.ceilings(family, prefixes, starts)
+        placed = [*map(places.place, prefixes if starts is None else starts)]
+        within = [place(prefix, start[_ID]) for prefix, start in zip(prefixes, placed, strict=True)]
+        rows = self.below.ceilings(family, within, None if starts is None else placed)
+        return [
+            None if row is None else _restored(row, prefix[_ID], start[_ID])
+            for row, prefix, start in zip(rows, prefixes, placed, strict=True)
+        ]
+
+    def scan(
+        self,
+        family: str,
+        start: bytes,
+        end: bytes | None,
+        *,
+        rows_max: int,
+        bytes_max: int,
+        reverse: bool = False,
+    ) -> list[Row]:
+        places = self.places
+        parts = [*places.parts(start, end)] if family == DATA else [(start, end, b"")]
+        for part_start, part_end, namespace in reversed(parts) if reverse else parts:
+            physical = namespace and places.present[namespace]
+            page = self.below.scan(
+                family,
+                place(part_start, physical) if physical else part_start,
+                _placed_end(part_end, namespace, physical),
+                rows_max=rows_max,
+                bytes_max=bytes_max,
+                reverse=reverse,
+            )
+            if page:
+                return [_restored(row, namespace, physical) for row in page] if physical else page
+        return []
+
+    def write(self, rows: Iterable[WriteRow], guards: Sequence[Guard] = ()) -> bool:
+        return self.below.write(self.places.move(rows), guards)
+
+    def _write_translated(self, rows: Iterable[WriteRow], guards: Sequence[Guard] = ()) -> bool:
+        places = self.places
+        return self._write_durably(places.move(rows) if places.borders else rows, guards)
+
+    def delete_range(self, family: str, start: bytes, end: bytes, guards: Sequence[Guard] = ()) -> bool:
+        physical = self.places.present.get(start[_ID]) if family == DATA else None
+        if physical is None:
+            return self.below.delete_range(family, start, end, guards)
+        moved_end = _placed_end(end, start[_ID], physical)
+        assert moved_end is not None
+        return self.below.delete_range(family, place(start, physical), moved_end, guards)
+
+    def sync(self) -> None:
+        self.below.sync()
+
+    def recover(self) -> None:
+        self.below.recover()
+        # A swap of unknown outcome is shown before any reader can be told of a version above it.
+        self.reload()
+
+    def sizes(self) -> Mapping[str, int]:
+        return self.below.sizes()
+
+    def close(self) -> None:
+        self.below.close()
+
+
+def as_of(engine: Engine, version: Version) -> Engine:
+    """An engine as a reader as of a version finds it."""
+    return engine.at(version) if isinstance(engine, GenerationsEngine) else engine
+
+
+def swapped_at(engine: Engine, namespace: bytes) -> Version:
+    """The version from which the present generation of a namespace is read; 0 if it is the first."""
+    return engine.swapped_at(namespace) if isinstance(engine, GenerationsEngine) else 0
+
+
+def below(engine: Engine) -> Engine:
+    """The engine in which the records of all generations are found, by their physical ids."""
+    return engine.below if isinstance(engine, GenerationsEngine) else engine
+
+
+def shown(engine: Engine) -> object:
+    """An object that is replaced by each swap, so that a reader finds out whether one came in between."""
+    return engine.places if isinstance(engine, GenerationsEngine) else None
+
+
+def _restored(row: Row, namespace: bytes, physical: bytes) -> Row:
+    engine_key, stored = row
+    return (place(engine_key, namespace), stored) if engine_key[_ID] == physical else row
+
+
+def _placed_end(end: bytes | None, namespace: bytes, physical: bytes) -> bytes | None:
+    """The end of a part; it may be the end of its namespace, whose id is the next one."""
+    if not physical or end is None:
+        return end
+    return place(end, physical) if end[_ID] == namespace else prefix_end(RAW + physical)

@@ -1,0 +1,100 @@
+"""Admission control: a server with many writes on their way delays the read versions of new transactions.
+
+A transaction begins with a read version.  A delay there slows clients down before they have done any work,
+and leaves the server time to finish the writes that it has taken.  Clients that cache read versions ask for
+each while answers are slow (`site/read_versions.py`).
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Event, Lock
+from typing import Final
+
+from floodmark.clock.backoff import Backoff
+from floodmark.model.errors import Retryable
+from floodmark.model.limits import READ_VERSIONS_DELAYED_MAX, WRITES_QUEUED_MAX
+from floodmark.server.counters import ServerMetrics
+
+# With more writes on their way, read versions are delayed; and for how long.
+WRITES_UNDELAYED: Final = 1_000
+DELAY_MS_MAX: Final = 1_000
+# The first and the longest pause between two looks at the queue.
+PAUSE_MS_FIRST: Final = 10
+PAUSE_MS_MAX: Final = 250
+_sleep: Final = Event().wait
+
+
+class Admission:
+    """The writes that a server has taken and not answered.  Safe to use from many threads.
+
+    `queues` returns the lengths of further queues of writes.
+    """
+
+    def __init__(
+        self,
+        metrics: ServerMetrics,
+        *,
+        undelayed: int = WRITES_UNDELAYED,
+        sleep: Callable[[float], object] = _sleep,
+    ) -> None:
+        self.queues: list[Callable[[], int]] = []
+        self._metrics = metrics
+        self._undelayed = undelayed
+        self._sleep = sleep
+        self._lock = Lock()
+        # Of the delayed, `_queued` are counted by one of the queues.
+        self._writing = self._delayed = self._queued = 0
+        metrics.show_queue(self.queued)
+
+    def queued(self) -> int:
+        """How many writes are on their way."""
+        return self._writing + sum(queue() for queue in self.queues) - self._queued
+
+    @property
+    def delays(self) -> bool:
+        """Whether many writes are on their way."""
+        return self.queued() > self._undelayed
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Count a write as on its way within the block; Retryable if there are too many."""
+        with self._lock:
+            if self._writing >= WRITES_QUEUED_MAX:
+                raise Retryable(
+                    f"the server is overloaded: {WRITES_QUEUED_MAX:,} writes wait for their commit; nothing "
+                    "was written, try again later"
+                )
+            self._writing += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._writing -= 1
+
+    def delay_read_version(self, *, queued: bool = False) -> None:
+        """Return when few writes are on their way, or after a second; Retryable if too many callers wait.
+
+        With `queued`, one of the queues counts the call itself.
+        """
+        if not self.delays:
+            return
+        with self._lock:
+            if self._delayed >= READ_VERSIONS_DELAYED_MAX:
+                self._metrics.read_version("refused")
+                raise Retryable(
+                    f"the server is overloaded: {READ_VERSIONS_DELAYED_MAX:,} transactions wait to begin; "
+                    "try again later"
+                )
+            self._delayed += 1
+            self._queued += queued
+        self._metrics.read_version("delayed")
+        try:
+            pauses = Backoff(PAUSE_MS_FIRST, longest_ms=PAUSE_MS_MAX, budget_ms=DELAY_MS_MAX).pauses()
+            for seconds in pauses:
+                self._sleep(seconds)
+                if not self.delays:
+                    return
+        finally:
+            with self._lock:
+                self._delayed -= 1
+                self._queued -= queued

@@ -1,0 +1,54 @@
+"""The commands publish and generation."""
+
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from tests.cli.support import run
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    path = tmp_path / "oslo"
+    assert run("init", path, "--site", "oslo").code == 0
+    assert run("namespace", "create", path, "prices").code == 0
+    assert run("put", path, "prices", "kiwi", "1").code == 0
+    return path
+
+
+def test_a_file_replaces_a_namespace_and_a_rollback_brings_it_back(site: Path, tmp_path: Path) -> None:
+    file = tmp_path / "prices.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"sku": ["apple", "pear"], "price": [2, 3]}), file)
+    published = run("publish", file, site, "prices", "--key", "sku", "--json").json
+    assert (published["generation"], published["rows"], published["refused"]) == (2, 2, 0)
+    assert run("scan", site, "prices").lines == ['apple\t{"price":2}', 'pear\t{"price":3}']
+    assert run("get", site, "prices", "kiwi", "--at", str(int(published["version"]) - 1)).lines == ["1"]
+    assert run("generation", "rollback", site, "prices").code == 0
+    assert run("scan", site, "prices").lines == ["kiwi\t1"]
+    states = [row["state"] for row in run("generation", "list", site, "prices", "--json").json_lines]
+    assert states == ["kept", "kept", "current"]
+
+
+def test_refused_rows_go_to_a_file_up_to_a_limit(site: Path, tmp_path: Path) -> None:
+    file, refused = tmp_path / "prices.jsonl", tmp_path / "refused.csv"
+    file.write_text(
+        '{"key": "apple", "value": "2"}\n{"key": null, "value": "3"}\n{"key": "", "value": "4"}\n'
+    )
+    assert run("publish", file, site, "prices").code != 0
+    assert run("scan", site, "prices").lines == ["kiwi\t1"]
+    few = run("publish", file, site, "prices", "--refused", refused, "--refused-max", "1")
+    assert "more than 1 rows are refused" in few.errors
+    dry = run("publish", file, site, "prices", "--dry-run", "--refused", refused, "--json").json
+    assert dry == {"rows": 1, "refused": 2}
+    assert run("scan", site, "prices").lines == ["kiwi\t1"]
+    assert run("publish", file, site, "prices", "--refused", refused, "--json").json["refused"] == 2
+    assert run("scan", site, "prices").lines == ["apple\t2"]
+    assert [line.split(",")[0] for line in refused.read_text().splitlines()] == ["key", "None", ""]
+
+
+def test_a_file_without_the_column_of_keys_is_refused(site: Path, tmp_path: Path) -> None:
+    file = tmp_path / "prices.csv"
+    file.write_text("name,value\napple,2\n")
+    assert "Name the column of keys with --key" in run("publish", file, site, "prices").errors
+    assert "not there" in run("publish", tmp_path / "none.csv", site, "prices").errors

@@ -1,0 +1,50 @@
+"""Publishing over a connection."""
+
+import pytest
+from tests.server.support import connected, serving
+
+from floodmark.model.errors import GenerationSwapped, InvalidValue, PublicationConflict
+
+
+def test_a_client_publishes_and_others_go_on_with_the_handles_that_they_have() -> None:
+    with serving() as (_, server), connected(server) as site, connected(server) as other:
+        users = site.create_namespace("users")
+        before = users.put_many({b"%03d" % number: b"old" for number in range(100)})
+        theirs = other.namespace("users")
+        following = other.changes("users", since=before, follow=True)
+        theirs.put(b"mine", b"1")
+        assert next(following).key == b"mine"
+        rows = ((b"%05d" % number, b"new") for number in range(3_000))
+        published = site.generations.publish("users", rows, base=before)
+        assert (published.rows, published.replayed) == (3_000, 1)
+        assert len(dict(theirs.scan())) == 3_001
+        assert (theirs.get(b"000"), theirs.get(b"00000")) == (None, b"new")
+        assert theirs.get(b"000", at=before) == b"old"
+        theirs.put(b"00000", b"2")
+        assert users.get(b"00000") == b"2"
+        with pytest.raises(GenerationSwapped):
+            next(following)
+        assert [each.state.value for each in other.generations.list("users")] == ["kept", "current"]
+        back = site.generations.rollback("users")
+        assert back.source == 1
+        assert len(dict(theirs.scan())) == 102
+
+
+def test_an_error_of_a_batch_ends_a_publication_and_removes_it() -> None:
+    with serving() as (_, server), connected(server) as site:
+        users = site.create_namespace("users")
+        users.put(b"ada", b"1")
+        with pytest.raises(InvalidValue):
+            site.generations.publish("users", {b"bob": bytes(2 << 20)})
+        assert dict(users.scan()) == {b"ada": b"1"}
+        assert len(site.generations.list("users")) == 1
+
+
+def test_two_publishers_do_not_mix() -> None:
+    with serving() as (_, server), connected(server) as site, connected(server) as other:
+        site.create_namespace("users")
+        site.host.generations.begin_generation("users", 0, "nightly")
+        with pytest.raises(PublicationConflict, match="nightly"):
+            other.generations.publish("users", {b"ada": b"2"})
+        published = other.generations.publish("users", {b"ada": b"1"}, publisher="nightly")
+        assert published.generation == 2

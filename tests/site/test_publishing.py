@@ -1,0 +1,317 @@
+"""Data sets that replace a namespace at once."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+
+import floodmark
+from floodmark import Site
+from floodmark.codec.ordered import encode_namespace, qualify_range
+from floodmark.codec.values import encode_value
+from floodmark.engine import MemoryEngine
+from floodmark.host.catalog import GenerationRow
+from floodmark.host.secondary import open_directory
+from floodmark.model.errors import (
+    Conflict,
+    GenerationSwapped,
+    InvalidConfiguration,
+    InvalidKey,
+    PublicationConflict,
+    VersionCollected,
+    VersionInFuture,
+    WrongPolicy,
+)
+from floodmark.model.partition import GenerationStream
+from floodmark.model.stream import ChangesRequest
+from floodmark.partition import FAMILIES
+from floodmark.replication.topology import MemberSite, SharedNamespace, Topology
+from floodmark.site.embedding import open_engine
+from floodmark.testing import FaultyEngine
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with open_engine(MemoryEngine(FAMILIES), site="oslo") as site:
+        yield site
+
+
+def load(site: Site, name: str, generation: GenerationRow, pairs: dict[bytes, bytes]) -> None:
+    namespace = site.namespace(name)
+    prefix = encode_namespace(namespace.id)
+    stream = site.host.write_stream(GenerationStream(namespace.id, generation.number))
+    stream.send({prefix + key: encode_value(value) for key, value in pairs.items()}).result()
+    stream.close()
+
+
+def publish(site: Site, name: str, pairs: dict[bytes, bytes], base: int = 0) -> GenerationRow:
+    generation = site.host.generations.begin_generation(name, base, "test")
+    load(site, name, generation, pairs)
+    return site.host.generations.swap_generation(name, generation.number, 1)
+
+
+def test_a_data_set_replaces_everything_at_one_version(site: Site) -> None:
+    users = site.create_namespace("users")
+    before = users.put_many({b"ada": b"1", b"bob": b"1"})
+    published = publish(site, "users", {b"bob": b"2", b"cyd": b"2"})
+    assert published.since is not None
+    assert dict(users.scan()) == {b"bob": b"2", b"cyd": b"2"}
+    assert users.get_many([b"ada", b"bob", b"cyd"]) == [None, b"2", b"2"]
+    assert dict(users.scan(reverse=True, limit=1)) == {b"cyd": b"2"}
+    for version in (before, published.since - 1):
+        assert dict(users.scan(at=version)) == {b"ada": b"1", b"bob": b"1"}
+        assert users.get(b"ada", at=version) == b"1"
+    users.put(b"ada", b"3")
+    users.delete(b"cyd")
+    assert dict(users.scan()) == {b"ada": b"3", b"bob": b"2"}
+    assert dict(users.scan(at=published.since)) == {b"bob": b"2", b"cyd": b"2"}
+
+
+def test_changes_made_since_the_base_go_on_in_the_new_generation(site: Site) -> None:
+    users = site.create_namespace("users")
+    base = users.put_many({b"old": b"1", b"changed": b"1", b"deleted": b"1"})
+    generation = site.host.generations.begin_generation("users", base, "test")
+    users.put(b"changed", b"2")
+    users.delete(b"deleted")
+    load(site, "users", generation, {b"changed": b"0", b"deleted": b"0", b"new": b"0"})
+    users.put(b"late", b"3")
+    swapped = site.host.generations.swap_generation("users", generation.number, 1)
+    assert dict(users.scan()) == {b"changed": b"2", b"late": b"3", b"new": b"0"}
+    assert swapped.replayed == 3
+
+
+def test_keys_that_expire_are_told_of_also_if_they_were_loaded() -> None:
+    now_ms = 1_700_000_000_000
+    with open_engine(MemoryEngine(FAMILIES), site="oslo", time_source=lambda: now_ms) as site:
+        users = site.create_namespace("users", ttl=timedelta(minutes=1))
+        published = site.generations.publish("users", {b"ada": b"1"})
+        assert users.get(b"ada") == b"1"
+        now_ms += 120_000
+        site.host.versions.heartbeat()
+        site.host.retention.collect_garbage()
+        assert users.get(b"ada") is None
+        told = [(change.key, change.value) for change in site.changes("users", since=published.version)]
+        assert told == [(b"ada", None)]
+
+
+def test_a_site_that_lost_power_counts_large_values_of_the_present_generation() -> None:
+    engine = FaultyEngine(FAMILIES)
+    site = open_engine(engine, site="oslo", background=False)
+    users = site.create_namespace("users")
+    site.heartbeat()
+    site.generations.publish("users", {b"ada": b"1"})
+    users.put(b"ada", bytes(100_000))
+    with open_engine(engine.crash(keep=0), site="oslo", background=False) as again:
+        assert again.namespace("users").get(b"ada") == bytes(100_000)
+        beat = again.heartbeat()
+        assert beat.since > 0
+        assert beat.sums[users.id].own.changes == 1
+
+
+def test_another_publisher_is_refused_and_the_same_one_goes_on(site: Site) -> None:
+    site.create_namespace("users")
+    begin = site.host.generations.begin_generation
+    first = begin("users", 0, "first")
+    assert begin("users", 0, "first").number == first.number
+    with pytest.raises(PublicationConflict, match="being published by 'first'"):
+        site.generations.publish("users", {b"ada": b"1"})
+    site.generations.drop("users", first.number)
+    assert site.generations.publish("users", {b"ada": b"1"}).rows == 1
+    with pytest.raises(PublicationConflict, match="not being published any more"):
+        load(site, "users", first, {b"ada": b"late"})
+    assert site.namespace("users").get(b"ada") == b"1"
+
+
+def test_a_late_task_changes_nothing_once_the_generation_is_read(site: Site) -> None:
+    users = site.create_namespace("users")
+    generation = site.host.generations.begin_generation("users", 0, "test")
+    load(site, "users", generation, {b"ada": b"1"})
+    site.host.generations.swap_generation("users", generation.number, 1)
+    users.delete(b"ada")
+    with pytest.raises(PublicationConflict):
+        load(site, "users", generation, {b"ada": b"1"})
+    assert users.get(b"ada") is None
+
+
+def test_a_publication_that_fails_leaves_the_namespace_as_it_was(site: Site) -> None:
+    users = site.create_namespace("users")
+    users.put(b"ada", b"1")
+    rows = iter([(b"bob", b"2"), (b"", b"3")])
+    with pytest.raises(InvalidKey):
+        site.generations.publish("users", rows)
+    assert dict(users.scan()) == {b"ada": b"1"}
+    assert [each.number for each in site.generations.list("users")] == [1]
+    refused: list[object] = []
+    mixed: list[Any] = [(b"bob", b"2"), (None, b"3")]
+    published = site.generations.publish("users", mixed, on_refused=lambda pair, _: refused.append(pair))
+    assert (published.rows, published.refused, refused) == (1, 1, [(None, b"3")])
+
+
+def test_what_cannot_be_published_is_refused(site: Site) -> None:
+    site.create_namespace("counts", merge="counter")
+    site.create_namespace("users")
+    now = site.host.versions.now()
+    with pytest.raises(WrongPolicy):
+        site.generations.publish("counts", {b"ada": b"1"})
+    with pytest.raises(VersionInFuture):
+        site.generations.publish("users", {b"ada": b"1"}, base=now + (3_600_000 << 18))
+    site.generations.publish("users", {b"ada": b"1"})
+    with pytest.raises(VersionCollected, match="changes made since would be missing"):
+        site.generations.publish("users", {b"ada": b"1"}, base=now)
+    shared = Topology(
+        epoch=1,
+        sites={"oslo": MemberSite(id=site.id), "rome": MemberSite(id=2, url="grpc://rome:7100")},
+        namespaces={"shared": SharedNamespace(merge="last_write")},
+    )
+    site.host.membership.set_topology(shared)
+    with pytest.raises(InvalidConfiguration, match="shared with other sites"):
+        site.generations.publish("shared", {b"ada": b"1"})
+
+
+def test_a_transaction_that_read_before_a_swap_conflicts(site: Site) -> None:
+    users, other = site.create_namespace("users"), site.create_namespace("other")
+    users.put(b"ada", b"1")
+    site.generations.publish("users", {b"ada": b"2"})
+    # The generation has records at versions below those at which it is read.
+    transaction = site.transaction()
+    seen = transaction.get(users, b"ada")
+    site.generations.publish("users", {b"ada": b"3"})
+    transaction.put(other, b"seen", seen or b"")
+    with pytest.raises(Conflict, match="a data set was published"):
+        transaction.commit()
+    assert other.get(b"seen") is None
+
+
+def test_delete_range_leaves_what_a_swap_brought(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    users = site.create_namespace("users")
+    users.put(b"ada", b"1")
+    delete, swaps = site.host.router.delete_unchanged, [True]
+
+    def publish_first(keys: list[bytes], since: int, *, durable: bool) -> int:
+        if swaps.pop():
+            site.generations.publish("users", {b"ada": b"2"})
+        return delete(keys, since, durable=durable)
+
+    monkeypatch.setattr(site.host.router, "delete_unchanged", publish_first)
+    assert users.delete_range() == 0
+    assert users.get(b"ada") == b"2"
+
+
+def test_followers_and_subscriptions_fail_at_a_swap_and_go_on_with_a_snapshot(site: Site) -> None:
+    users = site.create_namespace("users")
+    users.put(b"ada", b"1")
+    following = site.changes("users", since="beginning", follow=True)
+    assert next(following).key == b"ada"
+    published = site.generations.publish("users", {b"bob": b"2"})
+    with pytest.raises(GenerationSwapped, match="complete up to"):
+        next(following)
+    with pytest.raises(GenerationSwapped):
+        list(site.changes())
+    assert [change.key for change in site.changes("users", since="snapshot")] == [b"bob"]
+    users.put(b"cyd", b"3")
+    assert [change.key for change in site.changes("users", since=published.version)] == [b"cyd"]
+
+
+def test_steps_of_readers_do_not_pass_over_a_swap(site: Site) -> None:
+    users = site.create_namespace("users")
+    version = users.put(b"ada", b"1")
+    published = site.generations.publish("users", {b"ada": b"1"})
+    cut = site.host.versions.cut_changes
+    assert cut("users", version - 1, None, None, False).version == published.version - 1
+    with pytest.raises(GenerationSwapped):
+        cut("users", published.version - 1, None, None, False)
+
+
+def test_a_named_feed_fails_at_a_swap_and_resumes_with_a_snapshot(site: Site, tmp_path: Path) -> None:
+    users = site.create_namespace("users")
+    users.put(b"ada", b"1")
+    site.feeds.create("lake", "users", f"parquet:{tmp_path}/lake")
+    site.generations.publish("users", {b"bob": b"2"})
+    with pytest.raises(VersionCollected, match="a data set was published"):
+        site.feeds.runner("lake", sinks=[f"parquet:{tmp_path}"]).run()
+    assert site.feeds.show("lake").state == "failed"
+    assert site.feeds.resume("lake", since="snapshot").state != "failed"
+
+
+def test_writers_and_readers_go_on_over_swaps(site: Site) -> None:
+    """Every acknowledged write is there afterwards, and every snapshot is of one generation."""
+    users = site.create_namespace("users")
+    base = users.put(b"gone", b"0")
+    written: dict[bytes, bytes] = {}
+    done, failures = Event(), []
+
+    def write() -> None:
+        try:
+            for number in count():
+                key, value = b"w%03d" % (number % 50), b"%d" % number
+                users.put(key, value, durability="async")
+                written[key] = value
+                if done.is_set():
+                    return
+        except Exception as error:
+            failures.append(error)
+
+    def read() -> None:
+        keys = [(users, b"a"), (users, b"b")]
+        try:
+            while not done.is_set():
+                first, second = site.read_atomic(keys)
+                rows = dict(users.scan(b"a", b"c"))
+                if first != second or rows.get(b"a") != rows.get(b"b"):
+                    failures.append(AssertionError(f"{first!r}, {second!r}, {rows!r}"))
+        except Exception as error:
+            failures.append(error)
+
+    threads = [Thread(target=write), Thread(target=read)]
+    for thread in threads:
+        thread.start()
+    for number in range(5):
+        site.generations.publish("users", {b"a": b"%d" % number, b"b": b"%d" % number}, base=base)
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert written.items() <= dict(users.scan()).items()
+
+
+def test_generations_that_are_not_needed_any_more_are_removed() -> None:
+    now_ms = 1_700_000_000_000
+    engine = MemoryEngine(FAMILIES)
+    with open_engine(engine, site="oslo", time_source=lambda: now_ms) as site:
+        users = site.create_namespace("users")
+        users.put(b"ada", b"1")
+        site.generations.publish("users", {b"ada": b"2"})
+        left = site.host.generations.begin_generation("users", 0, "left")
+        load(site, "users", left, {b"bob": b"3"})
+        site.host.retention.collect_garbage()
+        assert [each.number for each in site.generations.list("users")] == [1, 2, 3]
+        now_ms += 4 * 24 * 3_600_000
+        site.host.retention.collect_garbage()
+        assert [each.number for each in site.generations.list("users")] == [2]
+        assert dict(users.scan()) == {b"ada": b"2"}
+        rows = engine.scan("data", b"", None, rows_max=10, bytes_max=10_000)
+        assert len(rows) == 1
+        site.drop_namespace("users")
+        now_ms += 4 * 24 * 3_600_000
+        site.host.retention.collect_garbage()
+        assert engine.scan("data", b"", None, rows_max=10, bytes_max=10_000) == []
+
+
+def test_a_directory_that_another_process_reads_shows_the_present_generation(tmp_path: Path) -> None:
+    with floodmark.open(tmp_path, site="oslo", background=False) as site:
+        users = site.create_namespace("users")
+        version = users.put(b"ada", b"1")
+        published = site.generations.publish("users", {b"bob": b"2"})
+        request = ChangesRequest(keys=qualify_range(users.id), namespace=users.id, since=version - 1)
+    with open_directory(tmp_path) as reader:
+        for at, key in ((version, b"ada"), (published.version, b"bob")):
+            pages = reader.scan_records(qualify_range(users.id), at)
+            assert [each for page in pages for each in page.column(0).to_pylist()] == [key]
+        with pytest.raises(GenerationSwapped):
+            list(reader.changes(request))
+    with floodmark.open(tmp_path, site="oslo", background=False) as site:
+        assert dict(site.namespace("users").scan()) == {b"bob": b"2"}

@@ -1,0 +1,78 @@
+"""Publishing a DataFrame: what is read afterwards, and what is left when tasks repeat, come late or fail."""
+
+import pyarrow
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.types import BinaryType, StructField, StructType
+from tests.spark.support_write import batches_of
+
+from floodmark.model.errors import InvalidOption, PublicationConflict, SchemaMismatch
+from floodmark.site import Namespace, Site
+from floodmark.spark.source.publishing import PublishingWriter, open_publisher
+
+PAIRS = StructType([StructField("key", BinaryType()), StructField("value", BinaryType())])
+
+
+@pytest.fixture
+def users(site: Site) -> Namespace:
+    return site.create_namespace("users")
+
+
+def publisher(url: str, **options: str) -> PublishingWriter:
+    return open_publisher({"path": url, "namespace": "users", **options}, PAIRS)
+
+
+def test_mode_overwrite_publishes_and_keeps_changes_since_the_base(
+    spark: SparkSession, site: Site, users: Namespace, url: str
+) -> None:
+    base = users.put(b"old", b"1")
+    users.put(b"changed", b"mine")
+    frame = spark.range(1_000).selectExpr(
+        "cast(cast(id as string) as binary) as key", "cast('new' as binary) as value"
+    )
+    rows = frame.union(spark.createDataFrame([(b"changed", b"theirs")], PAIRS)).repartition(3)
+    writer = rows.write.format("floodmark").option("namespace", "users").option("base", str(base))
+    writer.mode("overwrite").save(url)
+    assert (len(dict(users.scan())), users.get(b"999"), users.get(b"changed")) == (1_001, b"new", b"mine")
+    assert users.get(b"old") is None
+    assert [each.state.value for each in site.generations.list("users")] == ["kept", "current"]
+
+
+def test_a_job_that_fails_leaves_the_namespace_as_it_was(
+    spark: SparkSession, site: Site, users: Namespace, url: str
+) -> None:
+    users.put(b"a", b"1")
+    frame = spark.createDataFrame([(b"b", b"2"), (b"", b"3")], PAIRS)
+    with pytest.raises(PySparkException):
+        frame.write.format("floodmark").option("namespace", "users").mode("overwrite").save(url)
+    assert dict(users.scan()) == {b"a": b"1"}
+    assert [each.number for each in site.generations.list("users")] == [1]
+
+
+def test_repeated_tasks_change_nothing_and_late_ones_are_refused(users: Namespace, url: str) -> None:
+    writer = publisher(url)
+    rows = [(b"a", b"1"), (b"b", b"2")]
+    first = writer.write(batches_of(rows))
+    assert writer.write(batches_of(rows[:1])).records == 1
+    writer.commit([first])
+    users.delete(b"a")
+    with pytest.raises(PublicationConflict):
+        writer.write(batches_of(rows))
+    assert dict(users.scan()) == {b"b": b"2"}
+
+
+def test_what_cannot_be_published_is_refused_before_a_job(users: Namespace, url: str) -> None:
+    assert users.name == "users"
+    with pytest.raises(InvalidOption, match="neither a version nor a time"):
+        publisher(url, base="yesterday")
+    with pytest.raises(InvalidOption, match="distinctKeys"):
+        publisher(url, distinctKeys="true")
+    with pytest.raises(SchemaMismatch):
+        open_publisher({"path": url, "namespace": "users"}, StructType(PAIRS.fields[:1]))
+    empty = pyarrow.RecordBatch.from_pylist([], pyarrow.schema([("key", "binary"), ("value", "binary")]))
+    writer = publisher(url)
+    with pytest.raises(PublicationConflict):
+        publisher(url)
+    writer.commit([writer.write(iter([empty]))])
+    assert dict(users.scan()) == {}
