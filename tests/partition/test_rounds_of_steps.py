@@ -144,3 +144,25 @@ def test_a_commit_and_the_question_for_its_outcome_see_each_other_in_a_round(is_
         assert isinstance(commit.error, TransactionEnded) == is_refused
         assert ask.fate == (Fate(Decision.ABORT) if is_refused else Fate(Decision.COMMIT, commit.version))
         assert users.get(b"ada") == (None if is_refused else b"1")
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+@pytest.mark.parametrize("is_later", [False, True])
+def test_a_commit_that_comes_twice_in_a_round_is_one_commit(is_batch: bool, is_later: bool) -> None:
+    # A reader that meets a prepared write settles it while the coordinator tells its partition.
+    engine, time = HookedEngine(), SimulatedTime()
+    with open_memory(engine, time) as site:
+        users = site.create_namespace("users")
+        node = node_of(site)
+        committer, partition = node.committer, node.map.partitions[0]
+        key = encode_namespace(users.id) + b"ada"
+        name = mint_batch(time()) if is_batch else "transaction"
+        version = partition.prepare(name, [key], [encode_value(b"1")], [key] if is_batch else [])
+        at = committer.now() if is_later else version
+        before = len(partition.tallies)
+        steps = [CommitPrepared(committer.place, partition, name, at) for _ in range(3)]
+        commit_together(committer, steps)
+        assert [step.error for step in steps] == [None] * 3
+        assert [step.version for step in steps] == [at, 0, 0]
+        assert len(partition.tallies) == before + 1
+        assert users.get(b"ada") == b"1"

@@ -274,8 +274,7 @@ class CommitPrepared(RoundStep):
     def take(self, mint: Mint) -> Sequence[WriteRow]:
         place, partition = self._place, self._partition
         write = place.prepared.find(self._transaction, partition.range)
-        values = None if write is None else load_values(place.engine, write)
-        if write is None or values is None:
+        if write is None or write.is_ending or (values := load_values(place.engine, write)) is None:
             return ()
         self._require_free(write)
         if place.storage.is_unusual and not has_origins(values):
@@ -291,6 +290,7 @@ class CommitPrepared(RoundStep):
         if write.siblings:
             committed = BatchOutcome(Decision.COMMIT, self._at, write.siblings)
             rows.append(store_outcome(write.transaction, write.keys[0], committed))
+        write.is_ending = True
         return rows
 
     def _require_free(self, write: OpenWrite) -> None:
@@ -384,9 +384,7 @@ class AbortPrepared(RoundStep):
             if key is None
             else place.prepared.find_first(transaction, key)
         )
-        if write is not None and not is_stored(place.engine, write):
-            write = None
-        if write is None:
+        if write is None or write.is_ending:
             self._rows = self._refuse()
             self.version = mint() if self._rows else 0
         elif self._asks:
@@ -395,6 +393,7 @@ class AbortPrepared(RoundStep):
             self._write, self.version, self._rows = write, write.version, remove_rows(write)
             if write.siblings:
                 self._rows = [*self._rows, store_outcome(transaction, write.keys[0], REFUSED)]
+            write.is_ending = True
         return self._rows
 
     def _refuse(self) -> Sequence[WriteRow]:

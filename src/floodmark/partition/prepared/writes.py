@@ -79,6 +79,7 @@ class OpenWrite:
         "bytes",
         "ended",
         "held_bytes",
+        "is_ending",
         "keys",
         "members",
         "newer_bytes",
@@ -116,6 +117,8 @@ class OpenWrite:
         # The size of the commits above it that its own commit may have to rewrite; None if unknown.
         self.newer_bytes = newer_bytes
         self.newer_changes = 0
+        # Whether a step of the round at work ends it.
+        self.is_ending = False
         self.ended = Event()
 
     def overlaps(self, keys: KeyRange) -> bool:
@@ -207,8 +210,9 @@ class PreparedWrites:
         # Built apart: a reader that found only some of the writes would announce too much.
         index = _Index()
         for (version, transaction), parts in sorted(rows.items()):
-            is_known = version in known
-            index.add(known.pop(version) if is_known else self._load_write(version, transaction, parts))
+            write = known.pop(version, None) or self._load_write(version, transaction, parts)
+            write.is_ending = False
+            index.add(write)
         self._index = index
         self.floor = index.floor
         for write in known.values():
