@@ -169,7 +169,12 @@ def test_commits_and_conflicts_of_transactions_are_counted(options: ServerOption
 
 @pytest.mark.parametrize("options", [FLIGHT, RESP], ids=["Flight", "RESP"])
 def test_retries_ages_and_saved_calls_of_transactions_are_counted(options: ServerOptions) -> None:
-    with serving(options) as (_, server), connected(server) as client:
+    # A machine under load may answer late, and take longer than the default.
+    unhurried = timedelta(hours=1)
+    with (
+        serving(options) as (_, server),
+        connected(server, read_version_cache=True, slow_read_version=unhurried) as client,
+    ):
         users = client.create_namespace("users")
 
         def work(transaction: Transaction) -> None:
@@ -178,12 +183,9 @@ def test_retries_ages_and_saved_calls_of_transactions_are_counted(options: Serve
             if transaction.attempt < 3:
                 users.put(b"ada", b"2")
 
-        client.run_transaction(work, read_version="cached")
+        client.run_transaction(work)
         client.run_transaction(
-            lambda t: t.put(users, b"bob", t.get(users, b"ada")),
-            read_version="cached",
-            # A machine under load may take longer than the default.
-            max_staleness=timedelta(hours=1),
+            lambda t: t.put(users, b"bob", t.get(users, b"ada")), max_staleness=unhurried
         )
         metrics = server.service.metrics
         assert shown(metrics, "transaction_commits_total") == {"committed": 2, "conflict": 2}

@@ -197,7 +197,7 @@ def test_a_lost_connection_leaves_unknown_outcomes_and_the_stream_goes_on() -> N
     ):
         lost = [stream.send(held.row(number)) for number in range(3)]
         assert held.reached.wait(HANG_SECONDS)
-        assert cut_everything(held.server) == 1
+        assert cut_everything(held.server) >= 1
         errors = [future.exception(HANG_SECONDS) for future in lost]
         assert [type(error) for error in errors] == [OutcomeUnknown] * 3
         held.let_go()
