@@ -184,9 +184,7 @@ def test_retries_ages_and_saved_calls_of_transactions_are_counted(options: Serve
                 users.put(b"ada", b"2")
 
         client.run_transaction(work)
-        client.run_transaction(
-            lambda t: t.put(users, b"bob", t.get(users, b"ada")), max_staleness=unhurried
-        )
+        client.run_transaction(lambda t: t.put(users, b"bob", t.get(users, b"ada")), max_staleness=unhurried)
         metrics = server.service.metrics
         assert shown(metrics, "transaction_commits_total") == {"committed": 2, "conflict": 2}
         assert metrics.transaction_commits() == {"committed": 2, "conflict": 2, "retried": 2}
