@@ -1,6 +1,7 @@
 """Ordered logs: entries in the order of their commits, all of them, wherever they lie."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -14,7 +15,6 @@ from tests.layers.conftest import Place
 from tests.site.support import HookedEngine, open_memory
 
 import floodmark
-from floodmark.host.remote import RemoteHost
 from floodmark.layers import LogPosition, OrderedLog
 from floodmark.layers.ordered_log import Ordering
 from floodmark.model.errors import Conflict, InvalidArgument, VersionCollected, WrongPolicy
@@ -27,9 +27,7 @@ ORDERINGS: tuple[Ordering, ...] = ("commit", "conflicts")
 
 @pytest.fixture(params=["commit", pytest.param("conflicts", marks=pytest.mark.slow)])
 def log(place: Place, request: pytest.FixtureRequest) -> OrderedLog:
-    # A client asks for each bucket by itself: fewer of them suffice where that takes a while.
-    interval = timedelta(seconds=8 if isinstance(place.site.host, RemoteHost) else 1)
-    log = OrderedLog(place.site, NAME, ordering=request.param, interval=interval)
+    log = OrderedLog(place.site, NAME, ordering=request.param)
     owners = [partition.node for partition in place.site.partitions()]
     for key in log.split_keys(4) if len(owners) > 1 else ():
         _, right = place.site.split(NAME, key)
@@ -160,16 +158,57 @@ def test_after_thirty_idle_days_a_reader_looks_at_few_rows(
     place.advance(30 * 24 * 3_600_000)
     append(log, b"b")
     at_once(place)
-    scans, scan = [], log.stored.scan
-
-    def scan_counted(*keys: bytes, **options: Any) -> Iterator[tuple[bytes, bytes]]:
-        scans.append(keys)
-        return scan(*keys, **options)
-
-    monkeypatch.setattr(log.stored, "scan", scan_counted)
+    calls = count_reads(log, monkeypatch)
     assert entries(log, since=first) == [b"b"]
-    # At most the buckets of two spans, 128 each at this interval, and the marks.
-    assert len(scans) < 300
+    assert calls.total() < 20
+
+
+def count_reads(log: OrderedLog, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """The calls that a reader makes from here on, by name."""
+    calls: Counter[str] = Counter()
+
+    def counted(name: str, read: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*keys: bytes, **options: Any) -> Any:
+            calls[name] += 1
+            return read(*keys, **options)
+
+        return call
+
+    for name in ("pages", "first", "get"):
+        monkeypatch.setattr(log.stored, name, counted(name, getattr(log.stored, name)))
+    return calls
+
+
+def test_where_entries_are_sparse_a_reader_makes_few_calls(
+    place: Place, log: OrderedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    appended = []
+    for number in range(40):
+        appended.append(b"%d" % number)
+        append(log, appended[-1])
+        place.advance(17_000)
+    calls = count_reads(log, monkeypatch)
+    assert entries(log) == appended
+    # 40 spans have 2,560 buckets, most of which lie in gaps that an earlier call told of.
+    assert calls["first"] < 2_560 / 8
+    assert calls.total() - calls["first"] < 40
+
+
+def test_a_reader_that_is_overtaken_by_a_trim_misses_nothing_or_is_told(
+    place: Place, log: OrderedLog
+) -> None:
+    for number in range(30):
+        append(log, b"%d" % number)
+        place.advance(9_000)
+    reading = log.read(since=LogPosition(1))
+    found = [next(reading)[1] for _ in range(3)]
+    log.trim(before=(1 << 64) - 1)
+    # What the reader looks at was collected.
+    place.advance(3 * 24 * 3_600_000)
+    place.site.collect_garbage()
+    with pytest.raises(VersionCollected, match="trimmed"):
+        found += [entry for _, entry in reading]
+    assert found == [b"%d" % number for number in range(len(found))]
 
 
 def test_a_log_refuses_what_it_cannot_keep(place: Place) -> None:

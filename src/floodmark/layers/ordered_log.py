@@ -25,10 +25,12 @@ own as read: if a later bucket was begun meanwhile, it conflicts.  It commits be
 bucket: an appender two buckets on declares nothing that it reads.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from functools import partial
 from itertools import chain, islice
+from operator import itemgetter
 from struct import Struct
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -36,6 +38,7 @@ from floodmark.codec.appends import NO_BUCKET, SHIFT_MAX, append_key, encode_buc
 from floodmark.layers.ports import LayerSite, LayerTransaction, claim, present
 from floodmark.model.change import ChangeType
 from floodmark.model.errors import Conflict, InvalidArgument, VersionCollected, WrongPolicy
+from floodmark.model.ranges import prefix_end
 from floodmark.model.version import COUNTER_BITS, VERSION_MAX, Version
 
 ORDERED_LOG: Final = b"ordered log 1"
@@ -49,8 +52,10 @@ ATTEMPTS_MAX: Final = 100
 TRIM_ENTRIES: Final = 1_000
 # So many bits of an interval are buckets: with four in each, ten intervals go evenly to eight partitions.
 _INTERVAL_BITS: Final[dict[Ordering, int]] = {"commit": 2, "conflicts": 0}
-# A reader takes so many at once; few enough to hold them when they are as long as they may be.
-_PAGE_ENTRIES: Final = 64
+# A reader asks for so many entries of a bucket one by one, before it opens a scan.
+_POINT_READS: Final = 8
+# A reader remembers so many ranges in which there is no entry.
+_GAPS_MAX: Final = 1 << 16
 INTERVAL_MAX: Final = timedelta(days=365)
 
 _SPAN: Final = 1 << SPAN_BITS
@@ -304,14 +309,19 @@ class OrderedLog:
         A version as position stands for the last entry there.  VersionCollected if entries behind the
         position were trimmed; without a position, what is left is read.
         """
+        return chain.from_iterable(self._portions(since, follow=follow))
+
+    def _portions(
+        self, since: LogPosition | Version | None, *, follow: bool
+    ) -> Iterator[Iterable[tuple[LogPosition, bytes]]]:
+        """What `read` yields: by pages, and live entries one by one."""
         position = LogPosition(0) if since is None else _position(since, end=True)
         if since is None:
             position = self._read_trimmed(None)
         while True:
             until = LogPosition(self._site.resolved_version(), _INDEX_MAX)
             for page in self._read(position, until):
-                keys, entries = zip(*page, strict=True)
-                yield from zip(_positions_of(keys), entries, strict=True)
+                yield zip(_positions_of([key for key, _ in page]), map(itemgetter(1), page), strict=True)
             if not follow:
                 return
             position = max(position, until)
@@ -321,31 +331,45 @@ class OrderedLog:
                 ):
                     if change.type is ChangeType.UPSERT and change.value is not None:
                         position = _position_of(change.key)
-                        yield position, change.value
+                        yield [(position, change.value)]
             except VersionCollected:
                 # The changes were collected while this reader was slow; the entries are still there.
                 continue
 
     def _read(self, since: LogPosition, until: LogPosition) -> Iterator[list[tuple[bytes, bytes]]]:
         """The rows of the entries in `(since, until]`, in order and by pages, of which none is empty."""
-        at, span = 0, -1
+        at, gaps = self._look(since), _Gaps()
         for run in self._runs(since, until):
-            if run.low >> SPAN_BITS != span:
-                at, span = self._look(since), run.low >> SPAN_BITS
             prefix = self._entries + encode_bucket(run.number, 0)
             start = append_key(prefix, NO_BUCKET, run.low, 0)
             if since.version >= run.low:
                 start = append_key(prefix, NO_BUCKET, *since) + b"\x00"
             end = append_key(prefix, NO_BUCKET, *min(until, LogPosition(run.high, _INDEX_MAX))) + b"\x00"
-            if start < end:
+            while start < end:
                 try:
-                    rows = self.stored.scan(start, end, at=at)
+                    for page in self._pages(start, end, at, gaps):
+                        yield page
+                        since, start = _position_of(page[-1][0]), page[-1][0] + b"\x00"
+                    start = end
                 except VersionCollected:
                     at = self._look(since)
-                    rows = self.stored.scan(start, end, at=at)
-                while page := list(islice(rows, _PAGE_ENTRIES)):
-                    yield page
-                    since = _position_of(page[-1][0])
+
+    def _pages(
+        self, start: bytes, end: bytes, at: Version, gaps: "_Gaps"
+    ) -> Iterator[list[tuple[bytes, bytes]]]:
+        """The rows in `[start, end)` as of a version, by pages: the first ones by calls that cost little."""
+        behind = prefix_end(self._entries) or b""
+        for _ in range(_POINT_READS):
+            start = gaps.end_of(start)
+            if start >= end:
+                return
+            found = self.stored.first(start, behind, at=at)
+            gaps.add(start, behind if found is None else found[0])
+            if found is None or found[0] >= end:
+                return
+            yield [found]
+            start = found[0] + b"\x00"
+        yield from self.stored.pages(start, end, at=at)
 
     def _look(self, since: LogPosition) -> Version:
         """The present version; VersionCollected if an entry behind a position was removed by then."""
@@ -406,6 +430,27 @@ class OrderedLog:
             else transaction.get(self.stored, self._trimmed)
         )
         return LogPosition(0) if row is None else LogPosition(*_POSITION.unpack(row))
+
+
+class _Gaps:
+    """Ranges of keys without an entry that a reader still has to read."""
+
+    def __init__(self) -> None:
+        self._starts: list[bytes] = []
+        self._ends: list[bytes] = []
+
+    def add(self, start: bytes, end: bytes) -> None:
+        """Remember that there is nothing in `[start, end)`."""
+        if len(self._starts) == _GAPS_MAX:
+            del self._starts[:], self._ends[:]
+        place = bisect_right(self._starts, start)
+        self._starts.insert(place, start)
+        self._ends.insert(place, end)
+
+    def end_of(self, key: bytes) -> bytes:
+        """The end of the gap that a key lies in; the key itself if it lies in none."""
+        place = bisect_right(self._starts, key)
+        return max(key, self._ends[place - 1]) if place else key
 
 
 def _position_of(key: bytes) -> LogPosition:

@@ -31,7 +31,9 @@ class LayerRecords(Protocol):
 
     def record(self, key: bytes, *, at: Version | datetime | None = None) -> Versioned | None: ...
 
-    def first(self, start: bytes, end: bytes) -> tuple[bytes, bytes] | None: ...
+    def first(
+        self, start: bytes, end: bytes, *, at: Version | datetime | None = None
+    ) -> tuple[bytes, bytes] | None: ...
 
     def scan(
         self,
@@ -43,6 +45,10 @@ class LayerRecords(Protocol):
         reverse: bool = False,
         at: Version | datetime | None = None,
     ) -> Iterator[tuple[bytes, bytes]]: ...
+
+    def pages(
+        self, start: bytes = b"", end: bytes | None = None, *, at: Version | datetime | None = None
+    ) -> Iterator[list[tuple[bytes, bytes]]]: ...
 
     def delete(self, key: bytes) -> Version: ...
 

@@ -96,7 +96,7 @@ class Partition(Protocol):
     def find(self, key: bytes, at: Version | None = None, end: bytes | None = None) -> Versioned | None:
         """The live record of a qualified key with its version and stamp.
 
-        With `end`, the newest state of the first key in `[key, end)`, which are of one namespace; None if one
+        With `end`, the record of the first key in `[key, end)`, which are of one namespace; None if one
         look-up in this partition does not tell, and a scan has to.
         """
 

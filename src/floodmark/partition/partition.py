@@ -145,9 +145,7 @@ class LocalPartition(PreparingPartition):
     def find(self, key: bytes, at: Version | None = None, end: bytes | None = None) -> Versioned | None:
         self.heat.reads += 1
         if end is not None:
-            if self.retired:
-                raise moved(self)
-            return find_first(self._engine, key, end, self.range, self._site_id)
+            return self._find_first(KeyRange(key, end), at)
         prefix = encode_prefix(key)
         if at is not None:
             self._prepare_read(key[:NAMESPACE_BYTES], at, key)
@@ -168,6 +166,17 @@ class LocalPartition(PreparingPartition):
             stamp=record.origin or Stamp(found[0], self._site_id),
             expires_at=record.expires_at,
         )
+
+    def _find_first(self, keys: KeyRange, at: Version | None) -> Versioned | None:
+        namespace = keys.start[:NAMESPACE_BYTES]
+        if at is not None:
+            self._prepare_read(namespace, at, keys)
+        elif self.retired:
+            raise moved(self)
+        found = find_first(self._engine, keys, self.range, self._site_id)
+        if at is not None:
+            self._require_kept(namespace, at)
+        return found if found is None or at is None or found.version <= at else None
 
     def get_many(self, keys: Sequence[bytes], at: Version | None = None) -> list[bytes | None]:
         if at is not None or self.retired:

@@ -4,8 +4,8 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from datetime import timedelta
 from functools import cached_property, partial
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar, cast
 
 from floodmark.codec.ordered import encode_namespace, qualify_range
 from floodmark.codec.values import PLAIN, TOMBSTONE, encode_value
@@ -149,11 +149,12 @@ class Namespace(Lookup[bytes, Held]):
         version = None if at is None else to_version(at)
         return self._router.find(qualified, version)
 
-    def first(self, start: bytes, end: bytes) -> tuple[bytes, Held] | None:
-        """The first key in `[start, end)` with its value, now; None if there is none."""
-        found = self._router.find(self._qualify(start), None, self._prefix + end)
+    def first(self, start: bytes, end: bytes, *, at: At | None = None) -> tuple[bytes, Held] | None:
+        """The first key in `[start, end)` with its value, now or as of a version; None if there is none."""
+        version = None if at is None else to_version(at)
+        found = self._router.find(self._qualify(start), version, self._prefix + end)
         if found is None:
-            return next(self.scan(start, end, limit=1), None)
+            return next(self.scan(start, end, limit=1, at=at), None)
         return found.key, found.value  # type: ignore[return-value]
 
     def scan(
@@ -170,10 +171,24 @@ class Namespace(Lookup[bytes, Held]):
 
         It holds one page in memory, and keeps garbage collection from what it still has to read.
         """
-        keys = self._range(start, end, prefix)
+        return _rows(self.pages(start, end, prefix=prefix, limit=limit, reverse=reverse, at=at))
+
+    def pages(
+        self,
+        start: bytes = b"",
+        end: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+        at: At | None = None,
+    ) -> Iterator[list[tuple[bytes, Held]]]:
+        """`scan`, by pages of at most 1,000 rows or some 4 MiB, for readers that take many rows at once."""
+        self._require_there()
+        keys = qualify_range(self.id, check_range(start, end, prefix))
         if limit is not None and (type(limit) is not int or limit < 0):
             raise InvalidArgument(f"limit must be a number of rows, not {limit!r}")
-        scan = partial(_scan, self.host, keys, namespace=self.id, limit=limit, reverse=reverse)
+        scan = partial(_pages, self.host, keys, namespace=self.id, limit=limit, reverse=reverse)
         return at_present(self.host.versions.read_version, scan) if at is None else scan(to_version(at))
 
     def as_of(self, at: At) -> "View[Held]":
@@ -260,12 +275,11 @@ class Namespace(Lookup[bytes, Held]):
         durability: Durability | None = None,
     ) -> int:
         """Delete the keys in `[start, end)` that are there now, in portions; how many.  Newer writes stay."""
-        keys = self._range(start, end, prefix)
         durable = self._durable if durability is None else check_durability(durability)
         deleted = 0
         since, rows = at_present(
             self.host.versions.read_version,
-            lambda version: (version, _scan(self.host, keys, version, namespace=self.id)),
+            lambda version: (version, self.scan(start, end, prefix=prefix, at=version)),
         )
         try:
             while portion := [self._prefix + key for key, _ in islice(rows, DELETE_RANGE_ROWS)]:
@@ -375,10 +389,6 @@ class Namespace(Lookup[bytes, Held]):
             return to_expiry(self._row.ttl_ms / 1000, self.host.physical_ms())
         return None
 
-    def _range(self, start: bytes, end: bytes | None, prefix: bytes | None) -> KeyRange:
-        self._require_there()
-        return qualify_range(self.id, check_range(start, end, prefix))
-
 
 class MergedNamespace(Namespace[Held]):
     """A namespace of fields or counters: writes are merged.  A class of its own keeps plain writes short."""
@@ -435,11 +445,11 @@ class CounterNamespace(MergedNamespace[int]):
     def get_many(self, keys: Iterable[bytes], *, at: At | None = None) -> list[int | None]:
         return [to_number(value) for value in super().get_many(keys, at=at)]
 
-    def first(self, start: bytes, end: bytes) -> tuple[bytes, int] | None:
-        found = super().first(start, end)
+    def first(self, start: bytes, end: bytes, *, at: At | None = None) -> tuple[bytes, int] | None:
+        found = super().first(start, end, at=at)
         return None if found is None else (found[0], int(found[1]))
 
-    def scan(
+    def pages(
         self,
         start: bytes = b"",
         end: bytes | None = None,
@@ -448,9 +458,9 @@ class CounterNamespace(MergedNamespace[int]):
         limit: int | None = None,
         reverse: bool = False,
         at: At | None = None,
-    ) -> Iterator[tuple[bytes, int]]:
-        rows = super().scan(start, end, prefix=prefix, limit=limit, reverse=reverse, at=at)
-        return ((key, int(value)) for key, value in rows)
+    ) -> Iterator[list[tuple[bytes, int]]]:
+        pages = super().pages(start, end, prefix=prefix, limit=limit, reverse=reverse, at=at)
+        return ([(key, int(value)) for key, value in page] for page in pages)
 
 
 def to_number(value: Any) -> int | None:
@@ -470,7 +480,7 @@ def open_namespace(row: NamespaceRow, host: Host, *, durable: bool) -> Namespace
     return kind(row, host, durable=durable)
 
 
-def _scan(
+def _pages(
     host: Host,
     keys: KeyRange,
     at: Version,
@@ -478,21 +488,26 @@ def _scan(
     namespace: int,
     limit: int | None = None,
     reverse: bool = False,
-) -> Iterator[tuple[bytes, Any]]:
-    def rows() -> Generator[tuple[bytes, Any], None, None]:
-        pages: Any = host.router.scan(keys, at, limit, reverse=reverse)
-        with host.reading(at, namespace), closing(pages):
-            first: list[tuple[bytes, bytes]] = next(pages, [])
-            yield b"", b""
-            yield from first
-            for page in pages:
-                yield from page
+) -> Generator[list[tuple[bytes, Any]], None, None]:
+    def read() -> Generator[list[tuple[bytes, Any]], None, None]:
+        found: Any = host.router.scan(keys, at, limit, reverse=reverse)
+        with host.reading(at, namespace), closing(found):
+            first: list[tuple[bytes, bytes]] = next(found, [])
+            yield []
+            yield from filter(None, chain((first,), found))
 
     # A generator does nothing before its first item is asked for.  The scan holds its safe point from
     # here on, is refused at once if it comes too late, and lets go even if no row is ever read.
-    scan = rows()
-    next(scan)
-    return scan
+    pages = read()
+    next(pages)
+    return pages
+
+
+def _rows(pages: Iterator[list[tuple[bytes, Any]]]) -> Iterator[tuple[bytes, Any]]:
+    """The rows of pages, which are closed with this."""
+    with closing(cast(Generator[list[tuple[bytes, Any]], None, None], pages)):
+        for page in pages:
+            yield from page
 
 
 def _encode_pairs(pairs: Pairs, prefix: bytes, suffix: bytes) -> dict[bytes, bytes]:

@@ -57,6 +57,7 @@ NAMESPACE_CALLS: Final[Calls] = VIEW_CALLS | {
     "delete": (b"ada",),
     "delete_range": (),
     "first": (b"a", b"b"),
+    "pages": (),
     "put": (b"ada", b"x"),
     "put_many": ({b"ada": b"x"},),
 }

@@ -69,7 +69,8 @@ class ScanContract(SiteContractBase):
             site.split("users", b"ab\x00")
             site.split("users", b"b")
         site.create_namespace("next").put(b"a", b"of another namespace")
-        users.put_many({key: b"of " + key for key in KEYS})
+        before = site.now()
+        full = users.put_many({key: b"of " + key for key in KEYS})
         users.delete(b"abc")
         users.put(b"ab\xff", b"short-lived", ttl=3600)
         bounds = [b"\x00", *KEYS, b"\xff\xff\xff"]
@@ -77,6 +78,8 @@ class ScanContract(SiteContractBase):
             for end in bounds:
                 if start <= end:
                     assert users.first(start, end) == next(users.scan(start, end), None)
+                    for at in (before, full, site.now()):
+                        assert users.first(start, end, at=at) == next(users.scan(start, end, at=at), None)
 
     def test_scan_is_an_iterator_of_pairs(self, users: Namespace) -> None:
         users.put(b"ada", b"countess")
@@ -97,6 +100,10 @@ class ScanContract(SiteContractBase):
         check_rows(users.scan(reverse=reverse), expected)
         for limit in (999, 1_000, 1_001, 3_000, 4_320, 4_321, 5_000):
             check_rows(users.scan(limit=limit, reverse=reverse), expected[:limit])
+        pages = list(users.pages(reverse=reverse))
+        assert [row for page in pages for row in page] == expected
+        assert len(pages) < 10
+        assert all(pages)
         within = [row for row in expected if b"key-00005" <= row[0] < b"key-03007"]
         check_rows(users.scan(b"key-00005", b"key-03007", reverse=reverse), within)
 

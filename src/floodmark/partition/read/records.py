@@ -60,16 +60,17 @@ def find_stored(engine: Engine, prefix: bytes, at: Version | None) -> tuple[Vers
     return None if row is None else (decode_version(row[0]), row[1])
 
 
-def find_first(engine: Engine, key: bytes, end: bytes, within: KeyRange, site_id: int) -> Versioned | None:
-    """The newest record of the first qualified key in `[key, end)`, if one look-up finds a plain one."""
-    row = engine.ceiling(DATA, encode_prefix(key))
+def find_first(engine: Engine, keys: KeyRange, within: KeyRange, site_id: int) -> Versioned | None:
+    """The newest record of the first qualified key of a range, if one look-up finds a plain one."""
+    row = engine.ceiling(DATA, encode_prefix(keys.start))
     if row is None or row[1][-1:] not in PLAIN_ENDS:
         return None
     engine_key, stored = row
     prefix = engine_key[:-VERSION_BYTES]
     found = decode_user_key(prefix)
-    qualified = key[:NAMESPACE_BYTES] + found
-    if encode_prefix(qualified) != prefix or qualified >= end or not within.contains(qualified):
+    qualified = keys.start[:NAMESPACE_BYTES] + found
+    # A key of another namespace is decoded to something else.
+    if encode_prefix(qualified) != prefix or not (keys.contains(qualified) and within.contains(qualified)):
         return None
     version = decode_version(engine_key)
     return Versioned(key=found, value=stored[:-1], version=version, stamp=Stamp(version, site_id))
