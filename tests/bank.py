@@ -93,10 +93,11 @@ class Bank:
             self._rebalance()
 
     def end(self) -> None:
-        """Kill all tellers."""
-        for teller in self._tellers:
-            teller.kill()
-        self._tellers = []
+        """Kill all tellers, also when one has ended before."""
+        with ExitStack() as stack:
+            for teller in self._tellers:
+                stack.callback(teller.kill)
+            self._tellers = []
 
     def history(self) -> list[Observed]:
         """The transactions as the tellers have seen them."""
