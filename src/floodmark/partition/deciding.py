@@ -241,31 +241,10 @@ class Decided(RoundStep):
         return True
 
 
-def commit_decided(
-    committer: Committer,
-    serving: Serving,
-    on: Sequence[bytes] | None,
-    decide: Decision,
-    *,
-    durable: bool,
-    batch: bool = False,
-    checked: bool = False,
-    named: NamedCommit | None = None,
-    conflicts: Sequence[KeyRange] = (),
-) -> Decided:
+def commit_decided(committer: Committer, make: Callable[[], Decided]) -> Decided:
     """Run a decided commit, and settle what blocks it; the step that was taken."""
     for _ in range(SETTLES_MAX):
-        step = Decided(
-            committer,
-            serving,
-            on,
-            decide,
-            durable=durable,
-            batch=batch,
-            checked=checked,
-            named=named,
-            conflicts=conflicts,
-        )
+        step = make()
         committer.commit(step)
         if not step.blocking:
             return step
@@ -327,16 +306,14 @@ def commit_parts(
     """
     ordered = sorted(zip(keys, values, strict=True))
     keys, values = [key for key, _ in ordered], [value for _, value in ordered]
-    for _ in range(SETTLES_MAX):
+
+    def make() -> Decided:
         groups = list(serving().group(keys))
         check_fits(groups[0][0].limits, len(keys), sum(map(len, keys)) + sum(map(len, values)))
         planned = [(partition, plan(partition, keys[place], values[place])) for partition, place in groups]
-        step = PartedCommit(committer, serving, keys if on_keys else None, planned, link, durable=durable)
-        committer.commit(step)
-        if not step.blocking:
-            return step
-        step.settle()
-    raise conflict(step.blocking[0])
+        return PartedCommit(committer, serving, keys if on_keys else None, planned, link, durable=durable)
+
+    return commit_decided(committer, make)
 
 
 def route(serving: PartitionMap[DecidingPartition], key: bytes) -> DecidingPartition:

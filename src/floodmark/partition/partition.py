@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import pyarrow
 
@@ -52,7 +53,7 @@ from floodmark.partition.commit.merging import (
 from floodmark.partition.commit.repairing import find_rows, write_where_seen
 from floodmark.partition.committer import FLOOR_AGE_MAX, Committer, moved
 from floodmark.partition.conditional import ConditionalCommits
-from floodmark.partition.deciding import Serving, commit_decided, commit_parts
+from floodmark.partition.deciding import Decided, Serving, commit_decided, commit_parts
 from floodmark.partition.families import DATA
 from floodmark.partition.floors import Announced
 from floodmark.partition.generations import swapped_at
@@ -331,7 +332,8 @@ class LocalPartition(PreparingPartition):
             found = ((key, _live_since(self, key, since)) for key in keys)
             return {key: deletion_of(stored) for key, stored in found if stored is not None}
 
-        return commit_decided(self._committer, self._serving, keys, decide, durable=durable).changes
+        make = partial(Decided, self._committer, self._serving, keys, decide, durable=durable)
+        return commit_decided(self._committer, make).changes
 
     def apply(
         self,

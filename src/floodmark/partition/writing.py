@@ -4,6 +4,7 @@ One value in the partition that is called takes the way of a plain put.  All els
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from floodmark.clock import HybridClock
 from floodmark.clock.hybrid import READ_SKEW_MS_MAX
@@ -64,17 +65,10 @@ class NodeWrites:
             return self._committer.commit_one(
                 partition, key, encode_bytes(b"r" + key), value, durable=durable, validation=validation
             )
-        return commit_decided(
-            self._committer,
-            self._serving,
-            None,
-            self._decide(keys, values, validation),
-            durable=durable,
-            batch=batch,
-            checked=True,
-            named=self._name(transaction, keys),
-            conflicts=_declared(reads),
-        ).version
+        make = partial(
+            self._decided, keys, values, reads, validation, transaction, durable=durable, batch=batch
+        )
+        return commit_decided(self._committer, make).version
 
     def _append(self, partition: DecidingPartition, key: bytes, value: bytes, *, durable: bool) -> Version:
         """Commit a value whose key holds the version, if no other commit is at work; 0 if one is."""
@@ -103,6 +97,20 @@ class NodeWrites:
         validation = self._begin(keys, values, reads, transaction)
         if not (batch or _declared(reads)) and _is_one(partition, keys, values):
             return self._one(partition, keys, values, validation, transaction, durable=durable)
+        return self._decided(keys, values, reads, validation, transaction, durable=durable, batch=batch)
+
+    def _decided(
+        self,
+        keys: Sequence[bytes],
+        values: Sequence[bytes],
+        reads: ReadSet | None,
+        validation: Validation | None,
+        transaction: str,
+        *,
+        durable: bool,
+        batch: bool,
+    ) -> Decided:
+        """The commit of any values."""
         return Decided(
             self._committer,
             self._serving,
