@@ -276,8 +276,12 @@ def visit_all(name: str, plan: FaultPlan) -> None:
             return
 
 
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("name", list(ACTS))
+def plans_of(name: str) -> list[str]:
+    """The plans for a step; what aborts reads nothing."""
+    return [plan for plan in PLANS if not (name.startswith("abort") and plan.endswith("read"))]
+
+
+@pytest.mark.parametrize(("name", "plan"), [(name, plan) for name in ACTS for plan in plans_of(name)])
 def test_step_happens_or_not_whatever_fails(name: str, plan: str) -> None:
     visit_all(name, PLANS[plan])
 
@@ -286,8 +290,8 @@ def test_step_happens_or_not_whatever_fails(name: str, plan: str) -> None:
 
 
 def visit_plans(name: str) -> None:
-    for plan in PLANS.values():
-        visit_all(name, plan)
+    for plan in plans_of(name):
+        visit_all(name, PLANS[plan])
 
 
 def write_in_two(engine: FaultyEngine, rows: Iterable[WriteRow], guards: Sequence[Guard] = ()) -> bool:

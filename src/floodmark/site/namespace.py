@@ -276,10 +276,10 @@ class Namespace(Lookup[bytes, Held]):
     ) -> int:
         """Delete the keys in `[start, end)` that are there now, in portions; how many.  Newer writes stay."""
         durable = self._durable if durability is None else check_durability(durability)
-        deleted = 0
+        keys, deleted = check_range(start, end, prefix), 0
         since, rows = at_present(
             self.host.versions.read_version,
-            lambda version: (version, self.scan(start, end, prefix=prefix, at=version)),
+            lambda version: (version, self.scan(keys.start, keys.end, at=version)),
         )
         try:
             while portion := [self._prefix + key for key, _ in islice(rows, DELETE_RANGE_ROWS)]:
