@@ -9,7 +9,7 @@ import sys
 import tempfile
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from io import BytesIO
@@ -145,45 +145,55 @@ def read_rows(directory: Path, options: argparse.Namespace) -> Iterator[Row]:
 def large_rows(directory: Path, options: argparse.Namespace) -> Iterator[Row]:
     for megabytes in options.megabytes:
         tell(f"a large value of {megabytes:,} MB")
-        chunks = [
-            bytes([number % 251]) * CHUNK_BYTES for number in range(max(1, megabytes * MIB // CHUNK_BYTES))
-        ]
-        value = b"".join(chunks)
-        del chunks
-        write: dict[str, list[float]] = {"raw": [], "ours": []}
-        read: dict[str, list[float]] = {"raw": [], "ours": []}
         with floodmark.open(directory / f"large-{megabytes}", site="bench") as site:
-            plain, blobs = site.create_namespace("plain"), LargeValues(site, "blobs")
-            portion = CHUNK_BYTES * COMMIT_CHUNKS
-            for repetition in range(options.repeat if megabytes < 500 else 1):
-                begun = perf_counter()
-                for start in range(0, len(value), portion):
-                    plain.put_many(
-                        (b"%d/%012d" % (repetition, place), value[place : place + CHUNK_BYTES])
-                        for place in range(start, min(len(value), start + portion), CHUNK_BYTES)
-                    )
-                write["raw"].append(megabytes / (perf_counter() - begun))
-                begun = perf_counter()
-                blobs.put(b"%d" % repetition, BytesIO(value))
-                write["ours"].append(megabytes / (perf_counter() - begun))
-                begun = perf_counter()
-                sum(len(chunk) for _, chunk in plain.scan(prefix=b"%d/" % repetition))
-                read["raw"].append(megabytes / (perf_counter() - begun))
-                begun = perf_counter()
-                with blobs.open(b"%d" % repetition) as stream:
-                    buffer = bytearray(CHUNK_BYTES)
-                    while stream.readinto(buffer):  # type: ignore[attr-defined]
-                        pass
-                read["ours"].append(megabytes / (perf_counter() - begun))
-        target = Target(limit=0.8, unit="x plain", at_least=True)
-        for work, found in (("write", write), ("read", read)):
+            sides = _sides(site, megabytes * MIB)
+            # An even number, so that each side is first as often as second.
+            samples = {name: list[float]() for name in sides}
+            for repetition in range(2 * options.repeat if megabytes < 500 else 2):
+                order = [*sides][:: -1 if repetition % 2 else 1]
+                for name in sorted(order, key=lambda name: name.startswith("read")):
+                    begun = perf_counter()
+                    sides[name](b"%d" % repetition)
+                    samples[name].append(megabytes / (perf_counter() - begun))
+        for work in ("write", "read"):
             yield compare(
                 f"{work} {megabytes:,} MB beside put_many and scan",
                 "MB/s",
-                Measure.of(found["raw"]),
-                Measure.of(found["ours"]),
-                target,
+                Measure.of(samples[f"{work} plain"]),
+                Measure.of(samples[work]),
+                Target(limit=0.8, unit="x plain", at_least=True),
             )
+
+
+def _sides(site: floodmark.Site, size: int) -> dict[str, Callable[[bytes], object]]:
+    """What writes and reads a value under a key, by plain calls with the same chunks, and by the layer."""
+    value = b"".join(
+        bytes([place // CHUNK_BYTES % 251]) * min(CHUNK_BYTES, size - place)
+        for place in range(0, size, CHUNK_BYTES)
+    )
+    plain, blobs = site.create_namespace("plain"), LargeValues(site, "blobs")
+    portion = CHUNK_BYTES * COMMIT_CHUNKS
+
+    def write_plain(key: bytes) -> None:
+        for start in range(0, size, portion):
+            places = range(start, min(size, start + portion), CHUNK_BYTES)
+            plain.put_many(
+                (b"%b/%012d" % (key, place), value[place : place + CHUNK_BYTES]) for place in places
+            )
+
+    def read_plain(key: bytes) -> None:
+        assert sum(len(chunk) for _, chunk in plain.scan(prefix=key + b"/")) == size
+
+    def read(key: bytes) -> None:
+        with blobs.open(key) as stream:
+            assert sum(map(len, iter(lambda: stream.read(CHUNK_BYTES), b""))) == size
+
+    return {
+        "write plain": write_plain,
+        "write": lambda key: blobs.put(key, BytesIO(value)),
+        "read plain": read_plain,
+        "read": read,
+    }
 
 
 def history_rows(directory: Path, options: argparse.Namespace) -> Iterator[Row]:

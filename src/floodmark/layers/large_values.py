@@ -3,14 +3,14 @@
     r | key                                 0 | value                              up to CHUNK_BYTES
                                             1 | pointer: 16 | size: 8 | chunk size: 4
     c | pointer: 16                         key of the garbage row                 while a put writes chunks
-    c | pointer: 16 | index: 4              chunk | XXH64 of it, seeded by its place
+    c | pointer: 16 | index: 4 | XXH3 of the chunk: 8   chunk
     g | site: 1 | since, ms: 8 | pointer: 16   key of the value
 
 A chunk is owned by a record or by a garbage row.  A put first writes a garbage row and a lease; then the
 chunks, several commits at a time, each of which reads the lease; then one transaction writes the record,
 removes both, and gives the chunks of the old value to a garbage row.  An hour after a garbage row was
 written, a sweep removes the lease, the chunks and the row, in this order.  So a put that was swept can
-neither end nor leave a chunk behind.
+neither end nor leave a chunk behind.  Chunks that fit into one commit are written by the last transaction.
 
 A site sweeps only the rows that it wrote itself: those of another site may have been removed there already.
 All rows are in one namespace, so links, backups and exports take all or none, in commit order: at another
@@ -18,15 +18,17 @@ site, a record never comes before its chunks.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime, timedelta
-from io import SEEK_CUR, SEEK_END, SEEK_SET, BufferedReader, BytesIO, RawIOBase
+from functools import partial
+from io import DEFAULT_BUFFER_SIZE, SEEK_CUR, SEEK_END, SEEK_SET, BufferedIOBase, BytesIO
+from itertools import chain, islice
 from struct import Struct
 from typing import Any, BinaryIO, Final, NamedTuple, cast
 from uuid import uuid4
 
-from floodmark.codec.digest import digest_bytes
+from floodmark.codec.digest import checksum
 from floodmark.feed import at_present
 from floodmark.layers.ports import LayerRecords, LayerSite, LayerTransaction, claim, present
 from floodmark.model.errors import (
@@ -46,12 +48,13 @@ CHUNK_BYTES: Final = 512 * KIB
 # Chunks of one commit, and commits under way: they bound the memory of a put.
 COMMIT_CHUNKS: Final = 8
 COMMITS: Final = 4
+# Up to so many chunks are read one by one when a value is opened: a scan costs more, but keeps the others.
+FEW_CHUNKS: Final = 4
 GARBAGE_AGE: Final = timedelta(hours=1)
 
 _RECORD: Final = Struct(">B16sQL")
 _GARBAGE: Final = Struct(">cBQ16s")
 _INLINE: Final = b"\x00"
-_CHECKSUM_BYTES: Final = 8
 
 At = Version | datetime
 
@@ -114,15 +117,20 @@ class LargeValues:
         """
         name = _record_key(key)
 
-        def read(version: At) -> BinaryIO:
-            row = self.stored.get(name, at=version)
+        def find(transaction: LayerTransaction) -> tuple[bytes | None, At]:
+            return transaction.get(self.stored, name), transaction.read_version
+
+        def read(found: tuple[bytes | None, At]) -> BinaryIO:
+            row, version = found
             if row is None:
                 raise KeyNotFound(
                     f"{self!r} has no key {key!r:.60}; get returns None for such a key", key=key
                 )
             return self._open_row(key, row, version)
 
-        return at_present(lambda: present(self._site), read) if at is None else read(at)
+        if at is not None:
+            return read((self.stored.get(name, at=at), at))
+        return at_present(lambda: self._site.run_transaction(find), read)
 
     def sizes(
         self,
@@ -170,8 +178,7 @@ class LargeValues:
     def _open_row(self, key: bytes, row: bytes, version: At) -> BinaryIO:
         if row[:1] == _INLINE:
             return BytesIO(row[1:])
-        chunks = _Chunks(self.stored, key, _stored(key, row), version)
-        return cast(BinaryIO, BufferedReader(chunks, CHUNK_BYTES))
+        return cast(BinaryIO, _Chunks(self.stored, key, _stored(key, row), version))
 
     # Writes
 
@@ -183,19 +190,22 @@ class LargeValues:
         """
         name = _record_key(key)
         source = BytesIO(value) if isinstance(value, bytes | bytearray | memoryview) else value
-        first = _read(key, source, CHUNK_BYTES)
-        second = _read(key, source, CHUNK_BYTES) if len(first) == CHUNK_BYTES else b""
-        if not second:
-            return self._move(name, _INLINE + first, None)
+        chunks = iter(lambda: _read(key, source, CHUNK_BYTES), b"")
+        first = [*islice(chunks, COMMIT_CHUNKS)]
+        if len(first) <= 1:
+            return self._move(name, _INLINE + b"".join(first))
         self._sweep(GARBAGE_AGE, 2)
         pointer = uuid4().bytes
+        if len(first) < COMMIT_CHUNKS:
+            size = sum(map(len, first))
+            return self._move(name, _RECORD.pack(1, pointer, size, CHUNK_BYTES), _rows(pointer, 0, first))
         self._site.run_transaction(lambda t: self._lease(t, pointer, key))
-        size = self._write_chunks(key, pointer, _chunks(key, source, first, second))
-        return self._move(name, _RECORD.pack(1, pointer, size, CHUNK_BYTES), pointer)
+        size = self._write_chunks(key, pointer, chain(first, chunks))
+        return self._move(name, _RECORD.pack(1, pointer, size, CHUNK_BYTES), leased=pointer)
 
     def delete(self, key: bytes) -> Version:
         """Delete a key, whether or not it is there; the version of the deletion."""
-        return self._move(_record_key(key), None, None)
+        return self._move(_record_key(key), None)
 
     def _lease(self, transaction: LayerTransaction, pointer: bytes, key: bytes) -> None:
         """Write a garbage row for chunks to come, and the lease of the put that writes them."""
@@ -212,16 +222,12 @@ class LargeValues:
         size = index = 0
         under_way: deque[Future[None]] = deque()
         with ThreadPoolExecutor(COMMITS, "floodmark-large-values") as pool:
-            rows: list[tuple[bytes, bytes]] = []
-            for chunk in chunks:
-                rows.append((_chunk_key(pointer, index), chunk + _checksum(pointer, index, chunk)))
-                size, index = size + len(chunk), index + 1
-                if len(rows) == COMMIT_CHUNKS:
-                    under_way.append(pool.submit(self._commit_chunks, key, pointer, rows))
-                    rows = []
+            while portion := [*islice(chunks, COMMIT_CHUNKS)]:
+                rows = _rows(pointer, index, portion)
+                size, index = size + sum(map(len, portion)), index + len(portion)
+                under_way.append(pool.submit(self._commit_chunks, key, pointer, rows))
                 if len(under_way) == COMMITS:
                     under_way.popleft().result()
-            self._commit_chunks(key, pointer, rows)
             while under_way:
                 under_way.popleft().result()
         return size
@@ -249,16 +255,25 @@ class LargeValues:
             )
         return garbage
 
-    def _move(self, name: bytes, row: bytes | None, pointer: bytes | None) -> Version:
-        """Make `row` the record, which owns the chunks of `pointer`; discard those of the old one."""
+    def _move(
+        self,
+        name: bytes,
+        row: bytes | None,
+        chunks: Iterable[tuple[bytes, bytes]] = (),
+        *,
+        leased: bytes | None = None,
+    ) -> Version:
+        """Make `row` the record, with `chunks` or those of a lease; discard the chunks of the old one."""
 
         def move(transaction: LayerTransaction) -> LayerTransaction:
-            if pointer is not None:
-                transaction.delete(self.stored, self._require_lease(transaction, pointer, name[1:]))
-                transaction.delete(self.stored, b"c" + pointer)
+            if leased is not None:
+                transaction.delete(self.stored, self._require_lease(transaction, leased, name[1:]))
+                transaction.delete(self.stored, b"c" + leased)
             old: bytes | None = transaction.get(self.stored, name)
             if old is not None and old[:1] != _INLINE:
                 self._discard(transaction, _stored(name[1:], old).pointer, name[1:])
+            for key, chunk in chunks:
+                transaction.put(self.stored, key, chunk)
             if row is None:
                 transaction.delete(self.stored, name)
             else:
@@ -296,26 +311,36 @@ class LargeValues:
         return True
 
 
-class _Chunks(RawIOBase):
-    """The chunks of a value as of one version.
+class _Chunks(BufferedIOBase):
+    """The chunks of a value as of one version, as a file.
 
-    It always has a scan open, which keeps that version from garbage collection.
+    It has a few chunks in memory, or always a scan open, which keeps that version from garbage collection.  A
+    read of a whole chunk returns it without a copy.
     """
 
     def __init__(self, records: LayerRecords, key: bytes, stored: Stored, version: At) -> None:
         super().__init__()
         self._key = key
         self._stored = stored
-        self._scan: Callable[[int], Iterator[tuple[bytes, bytes]]] = lambda index: records.scan(
-            _chunk_key(stored.pointer, index),
-            _chunk_key(stored.pointer, -(-stored.size // stored.chunk_bytes)),
-            at=version,
-        )
+        count = -(-stored.size // stored.chunk_bytes)
+        end = _chunk_key(stored.pointer, count)
+
+        def scan(index: int) -> Iterator[tuple[bytes, bytes]]:
+            return records.scan(_chunk_key(stored.pointer, index), end, at=version)
+
+        def first(index: int) -> tuple[bytes, bytes] | None:
+            return records.first(_chunk_key(stored.pointer, index), end, at=version)
+
+        self._scan = scan
         self._position = 0
         # The index of the chunk that the scan yields next, and the chunk before that.
         self._next = 0
-        self._chunk = memoryview(b"")
-        self._rows = self._scan(0)
+        self._chunk = b""
+        self._few, self._rows = list[bytes](), iter(list[tuple[bytes, bytes]]())
+        if count <= FEW_CHUNKS:
+            self._few = [self._check(index, partial(first, index)) for index in range(count)]
+        else:
+            self._rows = scan(0)
 
     def readable(self) -> bool:
         return True
@@ -331,56 +356,66 @@ class _Chunks(RawIOBase):
         self._position = start + offset
         return self._position
 
+    def read(self, size: int | None = -1, /) -> bytes:
+        left = self._stored.size if size is None or size < 0 else size
+        parts = []
+        while left and (part := self.read1(left)):
+            parts.append(part)
+            left -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def read1(self, size: int = -1, /) -> bytes:
+        part = self._rest(self._stored.size if size < 0 else size)
+        self._position += len(part)
+        return bytes(part)
+
     def readinto(self, buffer: Any, /) -> int:
-        self._checkClosed()
-        rest = self._rest()
-        count = min(len(rest), len(buffer))
-        buffer[:count] = rest[:count]
-        self._position += count
+        count, view = 0, memoryview(buffer).cast("B")
+        while part := self._rest(len(view) - count):
+            view[count : count + len(part)] = part
+            count, self._position = count + len(part), self._position + len(part)
         return count
 
-    def readall(self) -> bytes:
-        self._checkClosed()
-        parts = []
-        while rest := self._rest():
-            parts.append(rest)
-            self._position += len(rest)
-        return b"".join(parts)
+    def peek(self, _: int = 0, /) -> bytes:
+        """The next bytes, without moving on; lines are read by it."""
+        return bytes(self._rest(DEFAULT_BUFFER_SIZE))
 
     def close(self) -> None:
         self._rows = iter(())
         super().close()
 
-    def _rest(self) -> memoryview:
-        """What the chunk at the present position has from there on."""
-        if self._position >= self._stored.size:
-            return memoryview(b"")
+    def _rest(self, size: int) -> bytes | memoryview:
+        """What the chunk at the present position has from there on, up to a size."""
+        self._checkClosed()
+        if self._position >= self._stored.size or not size:
+            return b""
         index, offset = divmod(self._position, self._stored.chunk_bytes)
         if index != self._next - 1:
-            if index != self._next:
-                self._rows, self._next = self._scan(index), index
-            self._chunk = self._read(index)
+            if index != self._next and not self._few:
+                self._rows = self._scan(index)
+            # If the scan is at a damaged chunk, so it is again.
+            self._next = -1
+            self._chunk = (
+                self._few[index] if self._few else self._check(index, lambda: next(self._rows, None))
+            )
             self._next = index + 1
-        return self._chunk[offset:]
+        if not offset and size >= len(self._chunk):
+            return self._chunk
+        return memoryview(self._chunk)[offset : offset + size]
 
-    def _read(self, index: int) -> memoryview:
+    def _check(self, index: int, read: Callable[[], tuple[bytes, bytes] | None]) -> bytes:
+        """The chunk of an index, if that is what is read."""
         pointer, size, chunk_bytes = self._stored
         try:
-            found, row = next(self._rows, (b"", b""))
+            found, chunk = read() or (b"", b"")
         except Corruption as error:
             raise _damaged(self._key, f"chunk {index} cannot be read ({error})") from error
-        chunk = memoryview(row)[:-_CHECKSUM_BYTES]
-        if found != _chunk_key(pointer, index) or len(chunk) != min(chunk_bytes, size - index * chunk_bytes):
+        is_there = found.startswith(_chunk_key(pointer, index))
+        if not is_there or len(chunk) != min(chunk_bytes, size - index * chunk_bytes):
             raise _damaged(self._key, f"chunk {index} is missing or cut")
-        if _checksum(pointer, index, chunk) != row[-_CHECKSUM_BYTES:]:
+        if found != _chunk_key(pointer, index) + checksum(chunk):
             raise _damaged(self._key, f"chunk {index} is not what was written")
         return chunk
-
-
-def _chunks(key: bytes, source: BinaryIO, *first: bytes) -> Iterator[bytes]:
-    yield from first
-    while chunk := _read(key, source, CHUNK_BYTES):
-        yield chunk
 
 
 def _read(key: bytes, source: BinaryIO, size: int) -> bytes:
@@ -413,9 +448,11 @@ def _chunk_key(pointer: bytes, index: int) -> bytes:
     return b"c" + pointer + index.to_bytes(4, "big")
 
 
-def _checksum(pointer: bytes, index: int, chunk: bytes | memoryview) -> bytes:
-    """The checksum of a chunk at its place: one that stands elsewhere has another."""
-    return digest_bytes(cast(bytes, chunk), int.from_bytes(pointer[:8], "big") ^ index)
+def _rows(pointer: bytes, index: int, chunks: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
+    """The rows of chunks that follow each other, from an index on."""
+    return [
+        (_chunk_key(pointer, place) + checksum(chunk), chunk) for place, chunk in enumerate(chunks, index)
+    ]
 
 
 def _stored(key: bytes, row: bytes) -> Stored:
