@@ -52,3 +52,23 @@ def test_a_file_without_the_column_of_keys_is_refused(site: Path, tmp_path: Path
     file.write_text("name,value\napple,2\n")
     assert "Name the column of keys with --key" in run("publish", file, site, "prices").errors
     assert "not there" in run("publish", tmp_path / "none.csv", site, "prices").errors
+
+
+def test_changes_go_on_over_a_swap_from_any_position(site: Path, tmp_path: Path) -> None:
+    file = tmp_path / "prices.csv"
+    file.write_text("key,value\napple,2\npear,3\n")
+    assert run("publish", file, site, "prices").code == 0
+    ended = run("changes", site)
+    assert ended.code == 2
+    assert "--on-generation" in ended.errors
+    lines = run("changes", site, "--on-generation", "difference", "--resolved").lines
+    kinds = ["upsert", "resolved", "generation", "resolved", "upsert", "delete", "upsert"]
+    assert [line.split("\t")[3] for line in lines][: len(kinds)] == kinds
+    changes = run("changes", site, "--on-generation", "difference", "--json").json_lines
+    assert [each["key"] for each in changes] == ["kiwi", "", "apple", "kiwi", "pear"]
+    position = changes[2]["position"]
+    rest = run("changes", site, "--since", position, "--on-generation", "difference", "--json").json_lines
+    assert rest == changes[3:]
+    place = next(line for line in lines if "@" in line).split("\t")[0]
+    rest = run("changes", site, "--since", place, "--json").json_lines
+    assert rest == changes[2:]

@@ -1,8 +1,11 @@
 """Publishing over a connection."""
 
-import pytest
-from tests.server.support import connected, serving
+from typing import Any
 
+import pytest
+from tests.server.support import connected, cut_everything, serving
+
+from floodmark import ChangeType
 from floodmark.model.errors import GenerationSwapped, InvalidValue, PublicationConflict
 
 
@@ -48,3 +51,24 @@ def test_two_publishers_do_not_mix() -> None:
             other.generations.publish("users", {b"ada": b"2"})
         published = other.generations.publish("users", {b"ada": b"1"}, publisher="nightly")
         assert published.generation == 2
+
+
+@pytest.mark.parametrize("way", ["difference", "snapshot"])
+def test_a_stream_goes_on_over_a_swap_through_cut_connections(way: Any) -> None:
+    with serving() as (_, server), connected(server) as site:
+        users = site.create_namespace("users")
+        before = users.put_many({b"%04d" % number: b"old" for number in range(0, 4_000, 2)})
+        site.generations.publish("users", ((b"%04d" % number, bytes(1_000)) for number in range(3_000)))
+        copy = dict.fromkeys((b"%04d" % number for number in range(0, 4_000, 2)), b"old")
+        cuts = 0
+        for number, change in enumerate(site.changes("users", since=before, on_generation=way)):
+            if change.type is ChangeType.GENERATION:
+                copy = {} if change.snapshot else copy
+            elif change.value is None:
+                copy.pop(change.key, None)
+            else:
+                copy[change.key] = change.value
+            if number % 500 == 0:
+                cuts += cut_everything(server)
+        assert copy == dict(users.scan())
+        assert cuts

@@ -2,19 +2,26 @@
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from itertools import islice
 from random import Random
+from typing import Any
 
 import pytest
 
-from floodmark import Site
+from floodmark import ChangeType, Resolved, Site
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.values import encode_value
+from floodmark.feed.reading.reader import ChangeReader
+from floodmark.feed.reading.swaps import Swap
 from floodmark.host.catalog import GenerationRow
 from floodmark.host.publishing import KEPT_FOR, LocalGenerations
 from floodmark.model.errors import GenerationSwapped, VersionCollected
 from floodmark.model.partition import GenerationStream
+from floodmark.model.ranges import KeyRange
+from floodmark.model.stream import ChangesRequest, SwapPlace
 from floodmark.model.version import physical_ms
 from floodmark.partition import FAMILIES
+from floodmark.routing import Router
 from floodmark.site.embedding import open_engine
 from floodmark.testing import FaultyEngine
 
@@ -177,6 +184,34 @@ class World:
         wanted = [each for each in self.changes if since < each[0] and (swap is None or each[0] < swap)]
         assert got == sorted(wanted)
 
+    def check_copies(self) -> None:
+        """A reader that goes on over swaps holds what the site held, also after it began again anywhere."""
+        way: Any = self.random.choice(["difference", "snapshot"])
+        place, saved = Resolved(self.start), Pairs()
+        for left in [*self.random.choices(range(30), k=3), 100_000]:
+            copy = dict(saved)
+            try:
+                items = self.site.changes("rows", since=place, resolved_markers=True, on_generation=way)
+                for item in islice(items, left):
+                    if isinstance(item, Resolved):
+                        place, saved = item, dict(copy)
+                        assert item.snapshot is not None or copy == self.state_at(item.version)
+                    else:
+                        self.apply(copy, item, way)
+            except VersionCollected:
+                return
+
+    def apply(self, copy: Pairs, item: Any, way: str) -> None:
+        if item.type is ChangeType.GENERATION:
+            assert item.version in {version for version, _, _, _ in self.swaps}
+            assert copy == self.state_at(item.version - 1)
+            if way == "snapshot":
+                copy.clear()
+        elif item.value is None:
+            copy.pop(item.key, None)
+        else:
+            copy[item.key] = item.value
+
     def run(self, steps: int) -> None:
         moves: Mapping[Callable[[], None], int] = {
             self.write: 12,
@@ -193,6 +228,7 @@ class World:
             self.random.choices(list(moves), list(moves.values()))[0]()
             self.check()
             self.check_changes()
+            self.check_copies()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -204,6 +240,12 @@ def test_readers_find_a_whole_generation_and_all_changes_above_its_base(seed: in
 @pytest.mark.parametrize("seed", range(100, 160))
 def test_readers_find_a_whole_generation_in_many_runs(seed: int) -> None:
     World(seed).run(120)
+
+
+@pytest.fixture(autouse=True)
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("floodmark.feed.reading.swaps._PASSED_MAX", 2)
+    monkeypatch.setattr("floodmark.partition.read.records.RECORDS_PAGE_ROWS_MAX", 3)
 
 
 def run_until_it_fails() -> None:
@@ -251,4 +293,27 @@ def test_the_model_catches_a_rollback_that_forgets_newer_writes(monkeypatch: pyt
 
 def test_the_model_catches_a_stream_that_passes_over_a_swap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("floodmark.feed.reading.reader.end_before_swap", lambda _swap, _position, end: end)
+    run_until_it_fails()
+
+
+def test_the_model_catches_a_difference_at_the_wrong_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    scan = Router.scan_records
+
+    def scan_earlier(self: Router, keys: KeyRange, at: int, *, dead: bool = False) -> Any:
+        return scan(self, keys, at - (dead << 18), dead=dead)
+
+    monkeypatch.setattr(Router, "scan_records", scan_earlier)
+    run_until_it_fails()
+
+
+def test_the_model_catches_a_difference_that_ends_where_a_reader_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cross = ChangeReader.cross
+
+    def end(self: ChangeReader, request: ChangesRequest, swap: Swap, place: SwapPlace | None) -> Any:
+        batches = cross(self, request, swap, place)
+        return batches if place is None or not place.key else islice(batches, 1)
+
+    monkeypatch.setattr(ChangeReader, "cross", end)
     run_until_it_fails()

@@ -96,6 +96,16 @@ def _say_collected(error: errors.FloodmarkError) -> tuple[str, str]:
     )
 
 
+def _say_swapped(error: errors.GenerationSwapped) -> tuple[str, str]:
+    swap = error.details.get("oldest")
+    when = f" at version {swap} ({show_time(swap)})" if isinstance(swap, int) else ""
+    return (
+        f"a data set was published{when} and replaced what was read so far",
+        "--on-generation difference for what it changed, or snapshot for all of it, or begin again --since "
+        "snapshot",
+    )
+
+
 def _say_unreachable(error: errors.FloodmarkError) -> tuple[str, str]:
     # In Python these are arguments; here they are options of the same names.
     message = re.sub(r"\btls_(root|certificate|key)\b", r"--tls-\1", str(error))
@@ -175,6 +185,8 @@ def _words(error: Exception, code: int) -> tuple[str, str]:
             "floodmark --debug …, and add what it prints to the report",
         )
     match error:
+        case errors.GenerationSwapped():
+            return _say_swapped(error)
         case errors.VersionCollected():
             return _say_collected(error)
         case errors.Unreachable():

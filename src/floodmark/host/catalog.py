@@ -10,6 +10,7 @@ import msgspec
 
 from floodmark.codec.ordered import encode_namespace
 from floodmark.engine import Engine, WriteRow
+from floodmark.feed.reading.swaps import Swap
 from floodmark.merge.policies import COUNTER, LAST_WRITE, POLICIES
 from floodmark.model.errors import (
     InvalidName,
@@ -135,10 +136,10 @@ class NamespaceRow(msgspec.Struct):
         """The generation that is being published."""
         return next((each for each in self.generations if each.state is GenerationState.LOADING), None)
 
-    def swap_after(self, position: Version) -> Version | None:
-        """The first version above a position at which readers go to another generation."""
-        swaps = [each.since for each in self.generations[1:] if each.since is not None]
-        return min((since for since in swaps if since > position), default=None)
+    def swap_after(self, position: Version) -> Swap | None:
+        """The first swap above a position."""
+        swaps = [Swap(each.since, self.id) for each in self.generations[1:] if each.since is not None]
+        return min((swap for swap in swaps if swap.version > position), default=None)
 
     def adopt(self, other: "NamespaceRow") -> None:
         """Take over what can change of a namespace."""
@@ -323,8 +324,8 @@ class Catalog:
         policies = {encode_namespace(row.id): row.merge for row in self._rows.values()}
         self._storage.entrance.set_policies(policies)
 
-    def swap_after(self, namespace: int | None, position: Version) -> Version | None:
-        """The first version above a position from which a namespace, or any, has another generation."""
+    def swap_after(self, namespace: int | None, position: Version) -> Swap | None:
+        """The first swap of a namespace, or any, above a position."""
         rows = [row for row in list(self._rows.values()) if namespace in (None, row.id)]
         swaps = [swap for row in rows if (swap := row.swap_after(position)) is not None]
         return min(swaps, default=None)

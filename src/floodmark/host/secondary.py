@@ -249,7 +249,7 @@ class DirectoryReader:
         rows = [row for row in self._namespaces if request.namespace in (None, row.id)]
         swaps = [swap for row in rows if (swap := row.swap_after(since)) is not None]
         if swaps:
-            end_before_swap(min(swaps), min(swaps) - 1, until)
+            end_before_swap(min(swaps), min(swaps).version - 1, until)
         return self._read_changes(request, logs, since, until) if since < until else iter(())
 
     def _read_changes(

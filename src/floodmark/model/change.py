@@ -33,6 +33,9 @@ class ChangeType(StrEnum):
     INSERT = "insert"
     UPDATE_PREIMAGE = "update_preimage"
     UPDATE_POSTIMAGE = "update_postimage"
+    # A data set was published in the place of what the namespace held.  The change has no key.  Those behind
+    # it are the difference; if it has `snapshot`, they are all records, and what was read before is void.
+    GENERATION = "generation"
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):

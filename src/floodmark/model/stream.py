@@ -7,21 +7,74 @@ process, or over a wire and into one, without work for each change on the way.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final, NamedTuple
 
 import msgspec
 
 from floodmark.model.change import Heartbeat
+from floodmark.model.errors import InvalidVersion
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 
 
-def order_places(version: Version, snapshot: bytes | None) -> tuple[Version, bool, bytes]:
+class OnGeneration(StrEnum):
+    """The reaction of a stream of changes to a data set that was published in the place of what it read."""
+
+    # GenerationSwapped.
+    FAIL = "fail"
+    # A marker, and what is different: puts and deletes at the version of the swap.
+    DIFFERENCE = "difference"
+    # A marker, and all records of the new generation.
+    SNAPSHOT = "snapshot"
+
+
+# No key of a namespace begins with it.
+_SWAP: Final = b"\xff\xff\xff"
+_WAYS: Final = {way.value[:1].encode(): way for way in (OnGeneration.DIFFERENCE, OnGeneration.SNAPSHOT)}
+SWAP_PLACE_BYTES: Final = len(_SWAP) + 1
+
+
+class SwapPlace(NamedTuple):
+    """A place within what comes at a swap, behind a qualified key; without one, behind the marker.
+
+    It is written where a place in a snapshot has its key.  Its version is the last before the swap, so a
+    reader that looks at nothing else begins again with the marker.
+
+    >>> SwapPlace.decode(SwapPlace(OnGeneration.DIFFERENCE, b"ada").encode())
+    SwapPlace(way=<OnGeneration.DIFFERENCE: 'difference'>, key=b'ada')
+    >>> SwapPlace.decode(b"ada")
+    """
+
+    way: OnGeneration
+    key: bytes = b""
+
+    def encode(self) -> bytes:
+        return _SWAP + self.way.value[:1].encode() + self.key
+
+    @staticmethod
+    def decode(place: bytes | None) -> "SwapPlace | None":
+        """The place that was encoded; None if it is not at a swap."""
+        if place is None or not place.startswith(_SWAP):
+            return None
+        way = _WAYS.get(place[len(_SWAP) : SWAP_PLACE_BYTES])
+        if way is None:
+            raise InvalidVersion(f"0x{place.hex():.60} is no place in a stream of changes")
+        return SwapPlace(way, place[SWAP_PLACE_BYTES:])
+
+
+def order_places(version: Version, snapshot: bytes | None) -> tuple[Version, int, bytes]:
     """What sorts places in a stream: a snapshot at a version comes before the changes above it.
+
+    What comes at a swap comes after the changes before it.
 
     >>> order_places(7, b"") < order_places(7, b"ada") < order_places(7, None) < order_places(8, None)
     True
+    >>> order_places(7, None) < order_places(7, SwapPlace(OnGeneration.SNAPSHOT).encode())
+    True
     """
-    return version, snapshot is None, snapshot or b""
+    if snapshot is None:
+        return version, 1, b""
+    return version, 2 if snapshot.startswith(_SWAP) else 0, snapshot
 
 
 class Way(StrEnum):
@@ -48,6 +101,9 @@ class ChangesRequest(msgspec.Struct, frozen=True, kw_only=True):
     With `snapshot` the stream begins with the records that live at `since`, in order of keys, and goes on
     with the changes above it.  The bytes are the qualified key behind which the snapshot begins; empty for
     all of it.  So a place in a stream is a version and, within a snapshot, a key.
+
+    `on_generation` says how the stream goes on where a data set was published.  A stream that begins within
+    what comes there, at a `SwapPlace`, goes on with that first.
     """
 
     keys: KeyRange = KeyRange()
@@ -61,6 +117,7 @@ class ChangesRequest(msgspec.Struct, frozen=True, kw_only=True):
     partial: bool = False
     keys_only: bool = False
     snapshot: bytes | None = None
+    on_generation: OnGeneration = OnGeneration.FAIL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +131,8 @@ class ChangeBatch:
 
     A batch with `snapshot` holds records as of version `through` instead, with the versions at which they
     were committed.  The reader has those up to the qualified key `snapshot`, and goes on from both.  The
-    first batch without it says that the snapshot is complete.
+    first batch without it says that the snapshot is complete.  At a `SwapPlace` the records are those that
+    come at the swap, whose version follows `through`.
     """
 
     through: Version
@@ -86,3 +144,14 @@ class ChangeBatch:
     befores: Sequence[bytes | None] | None = None
     heartbeats: Sequence[Heartbeat] = field(default=())
     snapshot: bytes | None = None
+
+    @property
+    def is_snapshot(self) -> bool:
+        """Whether the rows are records of a snapshot, and no changes."""
+        swap = SwapPlace.decode(self.snapshot)
+        return self.snapshot is not None and (swap is None or swap.way is OnGeneration.SNAPSHOT)
+
+    @property
+    def at(self) -> Version:
+        """The version of a snapshot."""
+        return self.through if SwapPlace.decode(self.snapshot) is None else self.through + 1

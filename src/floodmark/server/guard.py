@@ -22,6 +22,7 @@ from floodmark.model.errors import (
 from floodmark.model.limits import TRANSACTION_KEYS_MAX
 from floodmark.model.partition import Partition, PartitionMap, ReadSet
 from floodmark.model.ranges import KeyRange, prefix_end
+from floodmark.model.stream import SWAP_PLACE_BYTES
 from floodmark.model.version import VERSION_MAX, Version
 from floodmark.partition.commit.entering import QUALIFIED_BYTES_MAX, check_keys, namespaces_of
 from floodmark.partition.conflicts import check_write_conflicts
@@ -165,6 +166,6 @@ def check_position(version: Version | None) -> None:
 
 
 def check_snapshot(place: bytes | None) -> None:
-    """A place in a snapshot is a qualified key, or empty for its beginning."""
-    if place is not None and len(place) > QUALIFIED_BYTES_MAX:
+    """A place in a snapshot is a qualified key, or empty for its beginning; a prefix marks a swap."""
+    if place is not None and len(place) > QUALIFIED_BYTES_MAX + SWAP_PLACE_BYTES:
         raise InvalidKey(f"a place in a snapshot is a key, and this one has {len(place):,} bytes")

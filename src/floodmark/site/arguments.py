@@ -14,6 +14,7 @@ from floodmark.model.errors import (
 )
 from floodmark.model.limits import KEY_BYTES_MAX, TTL_MAX, VALUE_BYTES_MAX
 from floodmark.model.ranges import KeyRange, prefix_end
+from floodmark.model.stream import OnGeneration
 from floodmark.model.version import VERSION_MAX, Version, version_at
 
 # The schemes of databases that can hold sites.
@@ -28,6 +29,7 @@ At: TypeAlias = Version | datetime
 # or only what is to come.
 Since: TypeAlias = Version | datetime | Resolved | Literal["snapshot", "beginning", "now", "end"]
 Durability: TypeAlias = Literal["fsync", "async"]
+Reaction: TypeAlias = OnGeneration | Literal["fail", "difference", "snapshot"]
 
 
 def refuse_value(key: object, value: object) -> InvalidValue:
@@ -43,6 +45,16 @@ def refuse_value(key: object, value: object) -> InvalidValue:
         key=key,
         size=len(value),
     )
+
+
+def to_reaction(reaction: Reaction) -> OnGeneration:
+    """The way to go on where a data set was published, as an `OnGeneration`."""
+    try:
+        return OnGeneration(reaction)
+    except ValueError as error:
+        raise InvalidArgument(
+            f"on_generation is one of {', '.join(map(str, OnGeneration))}, not {reaction!r:.60}"
+        ) from error
 
 
 def check_bound(bound: object, what: str) -> bytes:

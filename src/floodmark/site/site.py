@@ -35,14 +35,16 @@ from floodmark.model.errors import (
     NamespaceExists,
 )
 from floodmark.model.names import require_name
-from floodmark.model.stream import ChangeBatch, ChangesRequest
+from floodmark.model.stream import ChangeBatch, ChangesRequest, OnGeneration
 from floodmark.model.version import Version
 from floodmark.replication.topology import Topology
 from floodmark.site.arguments import (
     At,
+    Reaction,
     Since,
     check_kind,
     check_range,
+    to_reaction,
     to_version,
 )
 from floodmark.site.batch import AtomicCalls
@@ -68,6 +70,7 @@ class _ChangesOptions(TypedDict, total=False):
     prefix: bytes | None
     before_images: bool
     on_damaged: OnDamaged | None
+    on_generation: Reaction
 
 
 class _Settings(TypedDict, total=False):
@@ -289,6 +292,7 @@ class Site(AtomicCalls, PartitionCalls, TransactionCalls):
         resolved_markers: bool = False,
         heartbeats: bool = False,
         on_damaged: OnDamaged | None = None,
+        on_generation: Reaction = OnGeneration.FAIL,
     ) -> Iterator[Item]:
         """The changes of one namespace or of all, in commit order.
 
@@ -303,8 +307,13 @@ class Site(AtomicCalls, PartitionCalls, TransactionCalls):
         With `before_images` an update is two changes, as in Delta's change data feed.  `resolved_markers`
         adds `Resolved` items, which are checkpoints; `heartbeats` adds the site's heartbeats.  A damaged
         change raises `Corruption`, or is passed to `on_damaged` and left out.
+
+        Where a data set was published, the stream fails with `GenerationSwapped`.  With `on_generation` it
+        goes on instead: with a change of type `generation`, and the "difference" as puts and deletes, or a
+        "snapshot" of all rows, which replace what was read so far.
         """
         keys = check_range(start_key, end_key, prefix)
+        reaction = to_reaction(on_generation)
         if namespace is not None:
             require_name(namespace, "namespace")
 
@@ -325,6 +334,7 @@ class Site(AtomicCalls, PartitionCalls, TransactionCalls):
                     before_images=before_images,
                     heartbeats=heartbeats,
                     snapshot=start.snapshot,
+                    on_generation=reaction,
                 )
             )
 

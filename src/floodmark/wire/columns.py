@@ -21,7 +21,7 @@ from floodmark.columns.pairs import Pairs
 from floodmark.model.change import Heartbeat
 from floodmark.model.errors import InvalidArgument, WireMismatch
 from floodmark.model.limits import KIB
-from floodmark.model.stream import ChangeBatch, Way
+from floodmark.model.stream import ChangeBatch, SwapPlace, Way
 from floodmark.model.version import Version
 
 MESSAGE_BYTES_MAX: Final = 512 * KIB
@@ -130,7 +130,11 @@ def encode_changes(
         columns.append(batch.befores or ())
     messages = _cut(_batch(columns, changes_schema(before_images=before_images)), bytes_max)
     if batch.snapshot is not None:
-        return [(message, _encode(_place_in_snapshot(batch, message))) for message in messages]
+        places = [*(_place_behind(batch.snapshot, message) for message in messages[:-1]), batch.snapshot]
+        return [
+            (message, _encode(BatchMetadata(batch.through, batch.way, snapshot=place)))
+            for message, place in zip(messages, places, strict=True)
+        ]
     ends = [_whole_through(*pair, since) for pair in pairwise(messages)]
     spans = pairwise([since, *ends, batch.through])
     return [
@@ -149,9 +153,11 @@ def _beats_between(batch: ChangeBatch, since: Version, through: Version) -> list
     return [beat for beat in batch.heartbeats if since < beat.version <= through]
 
 
-def _place_in_snapshot(batch: ChangeBatch, message: pyarrow.RecordBatch) -> BatchMetadata:
-    last = message.column("key")[-1].as_py() if message.num_rows else batch.snapshot
-    return BatchMetadata(batch.through, batch.way, snapshot=last)
+def _place_behind(place: bytes, message: pyarrow.RecordBatch) -> bytes:
+    """The place behind the last key of a message, in the form of the place of its batch."""
+    last: bytes = message.column("key")[-1].as_py()
+    swap = SwapPlace.decode(place)
+    return last if swap is None else SwapPlace(swap.way, last).encode()
 
 
 def decode_changes(batch: pyarrow.RecordBatch, metadata: bytes) -> ChangeBatch:

@@ -13,10 +13,11 @@ from floodmark.cli.render.output import Output, note, plain
 from floodmark.cli.render.progress import counted
 from floodmark.cli.render.text import show_place, show_time
 from floodmark.feed import Item
-from floodmark.feed.reading.items import OnCorrupt, SkippedChange
+from floodmark.feed.reading.items import OnCorrupt, OnDamaged, SkippedChange
 from floodmark.feed.sinks.stdout import change_fields
 from floodmark.model import Resolved, Version
-from floodmark.model.errors import Corruption, NamespaceNotFound, VersionCollected
+from floodmark.model.errors import Corruption, GenerationSwapped, NamespaceNotFound, VersionCollected
+from floodmark.model.stream import OnGeneration
 from floodmark.model.text import read_bytes, show_bytes
 from floodmark.site.arguments import Since
 
@@ -57,6 +58,13 @@ OnCorruptOption = Annotated[
 ]
 
 
+OnGenerationOption = Annotated[
+    OnGeneration,
+    "fail|difference|snapshot",
+    "Where a data set was published: fail, or go on with the difference, or with all of it.",
+]
+
+
 def changes(
     location: Location,
     output: Output,
@@ -79,6 +87,7 @@ def changes(
         bool, "Add lines of type resolved: all up to their place was printed; pass it to --since."
     ] = False,
     on_corrupt: OnCorruptOption = None,
+    on_generation: OnGenerationOption = OnGeneration.FAIL,
 ) -> None:
     """Print changes, in commit order.
 
@@ -89,22 +98,21 @@ def changes(
     Without --since, all changes that are kept are printed, and a note says where they begin. With
     --since snapshot, every key comes first, as it is at one version, then the later changes.
 
+    Where a data set was published, the changes before it are printed, then an error. With
+    --on-generation difference a line of type generation comes, then what the data set put and
+    deleted; with snapshot, every key as it is then, which replaces all lines before.
+
     A damaged change is an error. With --on-corrupt report or skip it is left out, and its key is
     named on stderr; report exits with 1 then.
 
     Examples:
       floodmark changes data/oslo
       floodmark changes data/oslo --namespace users --since 2026-01-31T12:00:00Z
-      floodmark changes data/oslo --namespace users --since snapshot --follow
       floodmark changes data/oslo --since 467077993267200001/users/ada --follow --json
       floodmark changes grpc://127.0.0.1:7100 --since now --follow --before-images
     """
     output.flushes = follow
     skipped: list[SkippedChange] = []
-
-    def leave_out(error: Corruption) -> None:
-        skipped.append(SkippedChange.of(error))
-        _print_skipped(output, skipped[-1])
 
     def read(beginning: Since) -> Iterator[Item]:
         return site.changes(
@@ -115,7 +123,8 @@ def changes(
             **keys.given(),
             before_images=before_images,
             resolved_markers=resolved,
-            on_damaged=None if on_corrupt in (None, OnCorrupt.FAIL) else leave_out,
+            on_generation=on_generation,
+            on_damaged=None if on_corrupt in (None, OnCorrupt.FAIL) else _leave_out(output, skipped),
         )
 
     with open_site(location, background=follow) as site:
@@ -128,11 +137,18 @@ def changes(
         raise typer.Exit(FINDING)
 
 
-def _print_skipped(output: Output, skipped: SkippedChange) -> None:
-    if output.json:
-        output.object({"type": "damaged", **plain(skipped)})
-    else:
-        note(f"left out {show_bytes(skipped.key)} at {skipped.version}: {skipped.reason}")
+def _leave_out(output: Output, skipped: list[SkippedChange]) -> OnDamaged:
+    """Lists damaged changes, and prints them."""
+
+    def leave_out(error: Corruption) -> None:
+        change = SkippedChange.of(error)
+        skipped.append(change)
+        if output.json:
+            output.object({"type": "damaged", **plain(change)})
+        else:
+            note(f"left out {show_bytes(change.key)} at {change.version}: {change.reason}")
+
+    return leave_out
 
 
 def _read_from(
@@ -158,6 +174,7 @@ def _read_behind(
     for item in read(position.version - 1):
         if (
             not isinstance(item, floodmark.Change)
+            or item.snapshot
             or (item.version, ids.get(item.namespace, 0), item.key) > last
         ):
             yield item
@@ -175,7 +192,12 @@ def _read_kept(read: Callable[[Since], Iterator[Item]]) -> Iterator[Item]:
             return
         except VersionCollected as error:
             oldest = error.details.get("oldest")
-            if printed or not isinstance(oldest, int) or oldest == start:
+            if (
+                printed
+                or isinstance(error, GenerationSwapped)
+                or not isinstance(oldest, int)
+                or oldest == start
+            ):
                 raise
             start = oldest
             note(f"these are the changes after {oldest} ({show_time(oldest)}); older ones are not kept")

@@ -191,7 +191,7 @@ class RangeProgress(msgspec.Struct, frozen=True, kw_only=True):
     skipped: tuple[SkippedChange, ...] = ()
 
     @property
-    def order(self) -> tuple[Version, bool, bytes]:
+    def order(self) -> tuple[Version, int, bytes]:
         """Orders the states of a range by how far they are."""
         return order_places(self.checkpoint, self.snapshot)
 

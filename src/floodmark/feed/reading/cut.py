@@ -14,7 +14,7 @@ import msgspec
 
 from floodmark.codec.changelog import count_changes, decode_row, is_own, may_be_batch
 from floodmark.codec.ordered import qualify_range
-from floodmark.feed.reading.swaps import end_before_swap, no_swap
+from floodmark.feed.reading.swaps import Swap, end_before_swap, no_swap
 from floodmark.feed.safepoints import SafePoints
 from floodmark.model.change import Heartbeat
 from floodmark.model.errors import InvalidArgument, VersionCollected
@@ -63,7 +63,7 @@ def cut_changes(
     node: Node,
     safe_points: SafePoints,
     request: CutRequest,
-    swap_after: Callable[[int | None, Version], Version | None] = no_swap,
+    swap_after: Callable[[int | None, Version], Swap | None] = no_swap,
 ) -> ChangesCut:
     """The highest version at which a step may end, but never one before `since`.
 

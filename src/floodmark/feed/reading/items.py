@@ -23,7 +23,7 @@ from floodmark.feed.reading.columns import moment_before
 from floodmark.model.change import Change, ChangeType, Heartbeat, Resolved, Stamp
 from floodmark.model.errors import Corruption
 from floodmark.model.record import Record
-from floodmark.model.stream import ChangeBatch
+from floodmark.model.stream import ChangeBatch, SwapPlace
 from floodmark.model.version import Version, physical_ms
 
 Item: TypeAlias = Change | Resolved | Heartbeat
@@ -118,6 +118,9 @@ class Decoder:
         """
         if not batch.keys:
             return []
+        swap = SwapPlace.decode(batch.snapshot)
+        if swap is not None and not swap.key:
+            return self._decode_marker(batch)
         flags = [stored[-1:] for stored in batch.values]
         if batch.befores is None and flags.count(PLAIN) == len(flags):
             plain = self._decode_plain(batch)
@@ -143,13 +146,22 @@ class Decoder:
                 [key[NAMESPACE_BYTES:] for key in batch.keys],
                 [stored[:-1] for stored in batch.values],
                 repeat(ChangeType.UPSERT),
-                batch.versions if batch.snapshot is None else repeat(batch.through),
+                repeat(batch.at) if batch.is_snapshot else batch.versions,
                 map(Stamp, batch.versions, repeat(self._site_id)),
                 batch.partitions,
                 repeat(None),
-                repeat(batch.snapshot is not None),
+                repeat(batch.is_snapshot),
             )
         )
+
+    def _decode_marker(self, batch: ChangeBatch) -> list[Change]:
+        """The row that says that a data set was published."""
+        [key], [version] = batch.keys, batch.versions
+        name, stamp = self._name(key), Stamp(version, self._site_id)
+        if name is None:
+            return []
+        kind, is_snapshot = ChangeType.GENERATION, batch.is_snapshot
+        return [Change(name, b"", None, kind, version, stamp, 0, snapshot=is_snapshot)]
 
     def items(
         self, batch: ChangeBatch, *, resolved_markers: bool, on_damaged: OnDamaged | None = None
@@ -165,7 +177,7 @@ class Decoder:
             yield Resolved(batch.through, batch.snapshot)
 
     def _decode_rows(self, batch: ChangeBatch, on_damaged: OnDamaged | None) -> Iterator[Change]:
-        now_ms, is_snapshot = self._physical_ms(), batch.snapshot is not None
+        now_ms = self._physical_ms()
         befores = [None] * len(batch.keys) if batch.befores is None else batch.befores
         for version, partition, key, stored, before in zip(
             batch.versions, batch.partitions, batch.keys, batch.values, befores, strict=True
@@ -196,11 +208,11 @@ class Decoder:
                     user_key,
                     None if image.deleted or (image is record and is_dead) else image.value,
                     kind,
-                    batch.through if is_snapshot else version,
+                    batch.at if batch.is_snapshot else version,
                     record.origin or Stamp(version, self._site_id),
                     partition,
                     image.expires_at,
-                    is_snapshot,
+                    batch.is_snapshot,
                     version if record.batched else None,
                 )
 

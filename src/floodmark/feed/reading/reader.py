@@ -40,12 +40,18 @@ from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace, qualify_r
 from floodmark.feed.reading.columns import BATCH_BYTES_MAX, Columns
 from floodmark.feed.reading.rate import RateLimit
 from floodmark.feed.reading.sorter import Sorter
-from floodmark.feed.reading.swaps import end_before_swap, no_swap
+from floodmark.feed.reading.swaps import Swap, all_records, difference, end_before_swap, mark, no_swap
 from floodmark.feed.safepoints import SafePoints
-from floodmark.model.errors import Corruption, InvalidArgument, VersionCollected, VersionInFuture
+from floodmark.model.errors import (
+    Corruption,
+    InvalidArgument,
+    InvalidVersion,
+    VersionCollected,
+    VersionInFuture,
+)
 from floodmark.model.limits import SORT_BYTES_MAX
 from floodmark.model.ranges import KeyRange, after
-from floodmark.model.stream import ChangeBatch, ChangesRequest, Way
+from floodmark.model.stream import ChangeBatch, ChangesRequest, OnGeneration, SwapPlace, Way
 from floodmark.model.version import Version, physical_ms
 from floodmark.partition import Follower, LogLine, Node, version_of
 from floodmark.routing import Router
@@ -98,7 +104,7 @@ class ChangeReader:
         self._safe_points = safe_points
         self._is_live = is_live
         # The first version above a position at which a namespace, or any, gets another generation.
-        self.swap_after: Callable[[int | None, Version], Version | None] = no_swap
+        self.swap_after: Callable[[int | None, Version], Swap | None] = no_swap
         # Over the whole site, of which the node may serve a part.
         self._router = router or Router(node)
         self._sort_bytes_max = sort_bytes_max
@@ -138,7 +144,9 @@ class ChangeReader:
             self._streams[token] = stream
             try:
                 yield ChangeBatch(through=request.since, snapshot=request.snapshot)
-                if request.snapshot is not None:
+                if (place := SwapPlace.decode(request.snapshot)) is not None:
+                    yield from stream.deliver(self.cross(request, self._swap_at(request), place))
+                elif request.snapshot is not None:
                     yield from stream.deliver(self._snapshot(request))
                 yield from stream.run(advance)
             finally:
@@ -148,8 +156,10 @@ class ChangeReader:
                         self._delivered[way] += changes
 
     def _check_snapshot(self, request: ChangesRequest) -> None:
-        """Refuse a snapshot that cannot be read."""
-        if request.snapshot is None:
+        """Refuse a snapshot, or what comes at a swap, that cannot be read."""
+        if request.on_generation is not OnGeneration.FAIL and (request.own or request.partial):
+            raise InvalidArgument("a data set has whole records, of no site; ask for neither own nor partial")
+        if request.snapshot is None or SwapPlace.decode(request.snapshot) is not None:
             return
         if request.own or request.keys_only:
             raise InvalidArgument("a snapshot has whole records, of all sites; ask for neither own nor keys")
@@ -187,6 +197,35 @@ class ChangeReader:
                     snapshot=place,
                 )
         yield ChangeBatch(through=request.since, way=Way.SNAPSHOT)
+
+    def _swap_at(self, request: ChangesRequest) -> Swap:
+        """The swap at whose place a request begins."""
+        version = request.since + 1
+        swap = self.swap_after(request.namespace, request.since)
+        if swap is None or swap.version != version:
+            raise InvalidVersion(
+                f"no data set was published at version {version}, where the stream is to go on"
+            )
+        return swap
+
+    def cross(self, request: ChangesRequest, swap: Swap, place: SwapPlace | None) -> Iterator[ChangeBatch]:
+        """What comes at a swap, behind a place, if one was reached; the last batch is empty, and ends it."""
+        if self._is_live(swap.namespace):
+            if place is None:
+                yield mark(request, swap)
+                place = SwapPlace(request.on_generation)
+            within = qualify_range(swap.namespace).intersect(request.keys)
+            left = within and within.intersect(KeyRange(after(place.key)))
+            if left is not None:
+                scan, at = self._router.scan_records, swap.version
+                if place.way is OnGeneration.SNAPSHOT:
+                    batches = all_records(request, swap, scan(left, at))
+                else:
+                    batches = difference(request, swap, scan(left, at - 1, dead=True), scan(left, at))
+                for batch in batches:
+                    self._node.require_open()
+                    yield batch
+        yield ChangeBatch(through=swap.version, way=Way.SNAPSHOT)
 
     def look_up(self, key: bytes, version: Version) -> bytes | None:
         try:
@@ -234,6 +273,7 @@ class _ChangeStream:
         self._node = node
         self._request = request
         self._position = request.since
+        self._goes_on = request.on_generation is not OnGeneration.FAIL
         self._way = Way.LOG
         before = node.find_before if request.before_images else None
         self._columns = Columns(
@@ -263,6 +303,7 @@ class _ChangeStream:
             self._way = batch.way
             self.delivered[batch.way] += len(batch.keys)
             yield batch
+            self._position = max(self._position, batch.through)
 
     def run(self, advance: Callable[[Version], None]) -> Iterator[ChangeBatch]:
         """Batches until the end that was asked for, or for ever."""
@@ -279,12 +320,15 @@ class _ChangeStream:
                 end = resolved if request.until is None else min(request.until, resolved)
                 # Looked up after the resolved version: a swap that is missed here lies above it.
                 swap = self._reader.swap_after(request.namespace, self._position)
-                target = end_before_swap(swap, self._position, end)
+                if swap is not None and swap.version == self._position + 1 <= end and self._goes_on:
+                    batches, target = self._reader.cross(request, swap, None), swap.version
+                else:
+                    target = end_before_swap(swap, self._position, end)
+                    batches = self._catch_up(self._position, target)
                 if target > self._position:
-                    for batch in self.deliver(self._catch_up(self._position, target)):
+                    for batch in self.deliver(batches):
                         yield batch
-                        self._position = max(self._position, batch.through)
-                        advance(self._position)
+                        advance(max(self._position, batch.through))
                 elif follower is not None:
                     yield ChangeBatch(through=self._position, way=self._way)
                 if target < end:
@@ -295,7 +339,7 @@ class _ChangeStream:
                 if target == resolved:
                     passed = committer.followers.wait(follower, FOLLOW_SECONDS, GATHER_SECONDS)
                     swap = self._reader.swap_after(request.namespace, self._position)
-                    is_swapped = swap is not None and swap <= passed
+                    is_swapped = swap is not None and swap.version <= passed
                     if request.until is None and not request.heartbeats and not is_swapped:
                         # Nothing of these keys lies before, so the tail need not be read up to there.
                         self._position = max(self._position, passed)

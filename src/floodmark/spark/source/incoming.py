@@ -59,7 +59,7 @@ _TYPES: Final[dict[str, tuple[DataType, ...]]] = {
 _IGNORED: Final = frozenset(name for name in CHANGES.names if name.startswith("_") and name not in _TYPES)
 
 # Not an Arrow array: making one imports pandas, which the driver does not need.
-_KINDS: Final = [kind.value for kind in ChangeType]
+_KINDS: Final = [kind.value for kind in ChangeType if kind is not ChangeType.GENERATION]
 
 _encode_json: Final = msgspec.json.Encoder(decimal_format="number").encode
 
