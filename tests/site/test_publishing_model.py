@@ -271,9 +271,9 @@ def test_the_model_catches_a_replay_that_starts_after_the_base(monkeypatch: pyte
 def test_the_model_catches_a_swap_before_everything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     load = LocalGenerations.load_generation
 
-    def load_most(self: LocalGenerations, namespace: int, number: int, rows: Pairs, *, durable: bool) -> int:
+    def load_most(self: LocalGenerations, namespace: int, number: int, rows: Pairs) -> int:
         kept = {key: value for key, value in rows.items() if not key.endswith(b"07")}
-        return load(self, namespace, number, kept, durable=durable)
+        return load(self, namespace, number, kept)
 
     monkeypatch.setattr(LocalGenerations, "load_generation", load_most)
     run_until_it_fails()

@@ -24,7 +24,7 @@ from typing import Final
 
 import numpy
 
-from floodmark.columns.packed import Packed, pack
+from floodmark.columns.packed import Packed, Places, pack
 from floodmark.model.errors import Corruption
 from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import VERSION_MAX, Version
@@ -115,8 +115,11 @@ def encode_prefixes(qualified: Sequence[bytes]) -> list[bytes]:
     """
     if len(qualified) >= _MANY:
         packed = pack(qualified)
-        if (packed.lengths == packed.lengths[0]).all():
+        lengths = packed.lengths
+        if (lengths == lengths[0]).all():
             return _encode_alike(packed)
+        if len(qualified) >= _MANY * len(found := numpy.unique(lengths)):
+            return _encode_groups(packed, found)
     length = -1
     prefixes: list[bytes] = []
     for key in qualified:
@@ -126,6 +129,19 @@ def encode_prefixes(qualified: Sequence[bytes]) -> list[bytes]:
             unpack, tail = _encoding_shape(length)
         prefixes.append(b"\xff".join(unpack(data)) + tail)
     return prefixes
+
+
+def _encode_groups(qualified: Packed, lengths: Places) -> list[bytes]:
+    """The same for keys of a few lengths, those of each length at once."""
+    data = numpy.frombuffer(qualified.data, numpy.uint8)
+    prefixes = numpy.empty(len(qualified.lengths), object)
+    for length in lengths.tolist():
+        places = numpy.flatnonzero(qualified.lengths == length)
+        rows = data[qualified.borders[places][:, None] + numpy.arange(length)]
+        borders = numpy.arange(0, rows.size + 1, length) if length else numpy.zeros(len(places) + 1, int)
+        prefixes[places] = _encode_alike(Packed(rows.tobytes(), borders))
+    encoded: list[bytes] = prefixes.tolist()
+    return encoded
 
 
 def _encode_alike(qualified: Packed) -> list[bytes]:

@@ -32,6 +32,12 @@ class Pairs(Mapping[bytes, bytes]):
         order = pyarrow.compute.sort_indices(keys)
         return cls(keys.take(order), values.take(order))
 
+    @classmethod
+    def of(cls, rows: Mapping[bytes, bytes]) -> "Pairs":
+        """The rows of a mapping, in order of keys."""
+        keys = sorted(rows)
+        return cls(pack(keys).to_arrow(), pack([rows[key] for key in keys]).to_arrow())
+
     @property
     def is_ordered(self) -> bool:
         """Whether keys are in order, and none stands twice.  Of those that do, the mapping has the last."""

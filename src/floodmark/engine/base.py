@@ -153,6 +153,18 @@ class DurableWrites(Protocol):
         ...
 
 
+@runtime_checkable
+class BulkLoads(Protocol):
+    """An optional capability: rows that go to a file of their own, past the log and the memory of writes."""
+
+    def load(self, family: str, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """Store rows in ascending order of keys, all or none; they are on stable storage on return.
+
+        Raises as `write` does.  Other threads may write meanwhile.
+        """
+        ...
+
+
 class Write(Protocol):
     """A call that writes rows as one, if guards hold."""
 

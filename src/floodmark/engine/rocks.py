@@ -17,10 +17,11 @@ import logging
 import os
 import re
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
-from itertools import chain, islice
+from itertools import chain, count, islice, starmap
 from pathlib import Path
 from threading import Event, Lock
 from typing import Final
@@ -33,11 +34,13 @@ from rocksdict import (
     ColumnFamily,
     DbClosedError,
     DBRecoveryMode,
+    IngestExternalFileOptions,
     Options,
     Rdict,
     RdictIter,
     ReadOptions,
     SliceTransform,
+    SstFileWriter,
     WriteBatch,
 )
 
@@ -86,6 +89,11 @@ _WINDOW_ROWS: Final = 1_024
 _GULP: Final = 32
 _FIRST_GULP: Final = 4
 _BULK_ROWS: Final = 1_000
+
+# Rows that are added to a file in one go, in which no other thread runs: a quarter of a millisecond.
+_LOADED_ROWS: Final = 500
+# RocksDB leaves files alone whose names it does not know.
+_LOADING: Final = "load-{}.tmp"
 
 # More than RocksDB writes at once when it opens an ordinary database.
 _PROBE_BYTES: Final = 4 * MIB
@@ -382,6 +390,7 @@ class RocksEngine(_Database):
             access=AccessType.read_write(),
         )
         self._guard_lock = Lock()
+        self._loads = count()
         # How many rows were removed from each family since it was last tidied up.
         self._removed = dict.fromkeys(families, 0)
         self._witness_file = None if witness is None else WitnessFile(witness)
@@ -393,6 +402,8 @@ class RocksEngine(_Database):
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise _cannot_make(path, error) from error
+        for left in path.glob(_LOADING.format("*")):
+            left.unlink(missing_ok=True)
         self._witness = self._load_witness()
         self._open()
         try:
@@ -604,6 +615,39 @@ class RocksEngine(_Database):
                 return False
             self._apply(database, batch)
             return True
+
+    def load(self, family: str, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        self._writable()
+        path = os.fspath(self._path / _LOADING.format(next(self._loads)))
+        try:
+            self._write_file(path, family, keys, values)
+            options = IngestExternalFileOptions()
+            options.set_move_files(True)
+            self._columns[family].ingest_external_file([path], options)
+        except FloodmarkError:
+            raise
+        except KeyError as error:
+            raise self._unavailable() from error
+        except Exception as error:
+            raise self._write_error(error) from error
+        finally:
+            with suppress(OSError):
+                os.unlink(path)
+
+    def _write_file(self, path: str, family: str, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """Write rows to a file of RocksDB's, and sync it."""
+        try:
+            file = SstFileWriter(self._options(self._prefix_bytes.get(family, 0)))
+            file.open(path)
+            rows = zip(keys, values, strict=True)
+            for _ in range(0, len(keys), _LOADED_ROWS):
+                # As a loop in C, without a step of Python's for each row.
+                deque(starmap(file.__setitem__, islice(rows, _LOADED_ROWS)), maxlen=0)
+            file.finish()
+        except Exception as error:
+            _pass_foreign(error)
+            full = "No space left" in str(error)
+            raise _translate(error, otherwise=StorageFull if full else StorageFailed) from error
 
     def sync(self) -> None:
         database = self._writable()

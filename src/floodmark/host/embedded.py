@@ -219,7 +219,7 @@ class EmbeddedHost(SiteParts, Host):
             case ApplyStream(link=link):
                 commit = partial(self.router.apply, link=link)
             case GenerationStream(namespace=namespace, number=number):
-                commit = partial(self.generations.load_generation, namespace, number)
+                return LocalWriteStream(partial(self.generations.load_generation, namespace, number))
         return LocalWriteStream(partial(commit, durable=command.durable))
 
     def engine_measures(self) -> EngineMeasures | None:

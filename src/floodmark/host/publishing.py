@@ -21,6 +21,8 @@ from threading import RLock
 from typing import Final
 
 import msgspec
+import numpy
+from numpy.typing import NDArray
 
 from floodmark.codec.ordered import (
     RAW,
@@ -33,7 +35,10 @@ from floodmark.codec.ordered import (
     qualify_range,
 )
 from floodmark.codec.stamps import encode_stamp, find_origins
-from floodmark.codec.values import DELETED
+from floodmark.codec.values import DELETED, HAS_EXPIRY
+from floodmark.columns.column import Column
+from floodmark.columns.packed import pack, to_binary
+from floodmark.columns.pairs import Pairs
 from floodmark.engine import WriteRow
 from floodmark.feed.reading.columns import Columns
 from floodmark.feed.reading.reader import ChangeReader, gather_lines
@@ -78,6 +83,8 @@ class LocalGenerations(LocalPort):
         self._reader = reader
         # Held by the calls that begin, replay and swap, so that there is one at a time.
         self._lock = RLock()
+        # Held by a call that loads rows, and while a generation ceases to take any; taken after `_lock`.
+        self._loads = RLock()
         self._renewed_at_ms = 0
 
     # From begin to swap
@@ -115,28 +122,34 @@ class LocalGenerations(LocalPort):
         assert loading is not None
         return loading
 
-    def load_generation(
-        self, namespace: int, number: int, rows: Mapping[bytes, bytes], *, durable: bool
-    ) -> int:
-        """Store records of a data set; how many.  Unless `durable`, the swap syncs them."""
-        keys = sorted(rows)
-        values = [rows[key] for key in keys]
-        if not keys:
+    def load_generation(self, namespace: int, number: int, rows: Mapping[bytes, bytes]) -> int:
+        """Store records of a data set, durably; how many.  Those of a call become one file of the engine."""
+        if not rows:
             return 0
+        ordered = rows if isinstance(rows, Pairs) and rows.is_ordered else Pairs.of(rows)
+        keys, values = ordered.columns()
         row = self._row(namespace)
         self._node.storage.entrance.check(keys, values, WriteKind.PUT)
         if any(not key.startswith(encode_namespace(namespace)) for key in (keys[0], keys[-1])):
             raise InvalidArgument(f"rows of a generation of {row.name!r} must be keys of that namespace")
-        if any(value[-1] & DELETED for value in values):
+        flags = _flags_of(values)
+        if (flags & DELETED).any():
             raise InvalidArgument(f"a data set for {row.name!r} holds a deletion; leave the key out")
         generation = self._require_loading(row, number)
-        self._store(row, generation, keys, values, [generation.base] * len(keys))
         now_ms = self._node.clock.time_source()
         if now_ms - self._renewed_at_ms > _RENEWED_EVERY_MS:
             with self._lock:
                 self._hold(row, generation.position)
-        if durable:
-            self._node.engine.sync()
+        version = encode_version(generation.base)
+        engine_keys = [prefix + version for prefix in encode_prefixes(_renamed(keys, generation.id))]
+        # Not in the turn: others write meanwhile.
+        with self._loads:
+            if (flags & HAS_EXPIRY).any():
+                self._store_portions(
+                    row, number, index_rows((prefix + version for prefix in encode_prefixes(keys)), values)
+                )
+            self._require_loading(row, number)
+            self._node.storage.load(below(self._node.engine), DATA, engine_keys, list(values))
         return len(keys)
 
     def rewind_generation(self, namespace: str, number: int) -> Rewound:
@@ -153,7 +166,9 @@ class LocalGenerations(LocalPort):
                 self._rewind(row, number)
                 # Outside the turn: all that was loaded goes to disk.
                 self._node.engine.sync()
-                if self._swap(row, number):
+                with self._loads:
+                    swapped = self._swap(row, number)
+                if swapped:
                     self._hold_kept(row, keep)
                     self._release(_safe_point(row))
                     return row.present
@@ -174,8 +189,7 @@ class LocalGenerations(LocalPort):
                     namespace=namespace,
                 )
             if found.since is None:
-                with self._node.storage.settled():
-                    self._catalog.change_generation(row, number, until=self._node.clock.now())
+                self._end(row, number)
                 self._release(_safe_point(row))
             else:
                 self._release(_kept_point(row))
@@ -217,8 +231,7 @@ class LocalGenerations(LocalPort):
         with self._lock:
             held = {point.name for point in self._site.safe_points.list()}
             if row.loading is not None and _safe_point(row) not in held:
-                with self._node.storage.settled():
-                    self._catalog.change_generation(row, row.loading.number, until=self._node.clock.now())
+                self._end(row, row.loading.number)
             for each in list(row.generations):
                 if each.until is not None and (each.since is None or each.until <= safe_point):
                     self.remove_generation(row, each)
@@ -320,13 +333,16 @@ class LocalGenerations(LocalPort):
         versions: Sequence[Version],
     ) -> int:
         """Store records of a generation that is loading; the next sync makes them durable."""
+        self._store_portions(row, generation.number, _rows(generation, keys, values, versions))
+        return len(keys)
+
+    def _store_portions(self, row: NamespaceRow, number: int, rows: Sequence[WriteRow]) -> None:
         storage = self._node.storage
-        for portion in storage.cut(_rows(generation, keys, values, versions)):
+        for portion in storage.cut(rows):
             with storage.settled():
                 storage.require_wanted()
-                self._require_loading(row, generation.number)
+                self._require_loading(row, number)
                 storage.store_later(portion)
-        return len(keys)
 
     def _stored_records(
         self, row: NamespaceRow, generation: GenerationRow
@@ -354,6 +370,11 @@ class LocalGenerations(LocalPort):
         for write in self._node.committer.prepared.within(qualify_range(row.id)):
             for key in write.keys:
                 self._node.map.route(key).settle((key,), self._node.committer.now())
+
+    def _end(self, row: NamespaceRow, number: int) -> None:
+        """Let a generation take no more rows: its publication is over."""
+        with self._loads, self._node.storage.settled():
+            self._catalog.change_generation(row, number, until=self._node.clock.now())
 
     # Conditions
 
@@ -465,6 +486,21 @@ def _above_base(
         or (generation.source is not None and origin[-1] != site_id)
     ]
     return [key for key, _, _ in copied], [value for _, value, _ in copied], [each for _, _, each in copied]
+
+
+def _flags_of(values: Sequence[bytes]) -> NDArray[numpy.uint8]:
+    """The last byte of each stored value."""
+    packed = pack(values)
+    return numpy.frombuffer(packed.data, numpy.uint8)[packed.borders[1:] - 1]
+
+
+def _renamed(keys: Sequence[bytes], namespace: int) -> Column[bytes]:
+    """Qualified keys with the id of another namespace."""
+    packed = pack(keys)
+    data = numpy.frombuffer(packed.data, numpy.uint8).copy()
+    for index, byte in enumerate(encode_namespace(namespace)):
+        data[packed.borders[:-1] + index] = byte
+    return Column(to_binary(data, packed.borders))
 
 
 def _rows(

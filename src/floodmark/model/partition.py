@@ -470,11 +470,13 @@ class LoadStream(msgspec.Struct, frozen=True, tag="load"):
 
 @PUBLISHES
 class GenerationStream(msgspec.Struct, frozen=True, tag="generation"):
-    """A stream of the records of a data set, by the id of the namespace and the number of the generation."""
+    """A stream of the records of a data set, by the id of the namespace and the number of the generation.
+
+    They are durable when they are acknowledged.
+    """
 
     namespace: int
     number: int
-    durable: bool = False
 
 
 @UNCHANGED

@@ -15,7 +15,7 @@ from floodmark.columns.pairs import Pairs
 from floodmark.host.ports import Host
 from floodmark.model.actions import declared
 from floodmark.model.errors import FloodmarkError, InvalidArgument, OutcomeUnknown, Unreachable
-from floodmark.model.partition import ApplyStream, LoadStream, StreamCommand, WriteStream
+from floodmark.model.partition import ApplyStream, GenerationStream, LoadStream, StreamCommand, WriteStream
 from floodmark.partition.commit.entering import check_keys
 from floodmark.server.calls import require_role
 from floodmark.server.counters import ServerMetrics
@@ -81,8 +81,8 @@ class WriteService:
         self._metrics.received(batch.nbytes)
         check_size("a batch of writes", batch.nbytes, WRITE_BYTES_MAX)
         rows: Mapping[bytes, bytes]
-        if isinstance(command, ApplyStream | LoadStream):
-            # Copies from other sites stay the columns that they are, if they are many.
+        if isinstance(command, ApplyStream | LoadStream | GenerationStream):
+            # These stay the columns that they are, if they are many.
             rows = Pairs(batch.column(0), batch.column(1))
             keys, _ = rows.columns()
         else:

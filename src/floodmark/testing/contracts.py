@@ -13,7 +13,7 @@
 without one skips the tests that need it.  Each test starts with an empty engine.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from threading import Barrier, Thread
 from typing import Final, TypeAlias
@@ -23,7 +23,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from floodmark.engine import Engine, Guard, Row, WriteRow
-from floodmark.model.errors import Closed
+from floodmark.engine.base import BulkLoads
+from floodmark.model.errors import Closed, StorageFailed
 from floodmark.model.limits import MIB
 from floodmark.model.ranges import after
 
@@ -53,6 +54,13 @@ LEFT: Final = "left"
 RIGHT: Final = "right"
 
 THREADS: Final = 4
+
+
+def loading(engine: Engine) -> Callable[[str, Sequence[bytes], Sequence[bytes]], None]:
+    """The engine's bulk load; the test of an engine without one is skipped."""
+    if not isinstance(engine, BulkLoads):
+        pytest.skip("this engine takes loads as batches of writes")
+    return engine.load
 
 
 class EngineReadContract:
@@ -232,6 +240,42 @@ class EngineWriteContract:
         engine.delete_range(LEFT, b"a", b"z")
         engine.write([(LEFT, b"b", b"2")])
         assert rows_of(engine) == [(b"b", b"2")]
+
+    # Loads
+
+    def test_loaded_rows_are_read_among_others(self, engine: Engine) -> None:
+        load = loading(engine)
+        engine.write([(LEFT, b"a", b"1"), (LEFT, b"c", b"1"), (RIGHT, b"b", b"1")])
+        load(LEFT, [b"b", b"c", b"d"], [b"2", b"2", b""])
+        engine.write([(LEFT, b"d", b"3")])
+        assert rows_of(engine, LEFT) == [(b"a", b"1"), (b"b", b"2"), (b"c", b"2"), (b"d", b"3")]
+        assert engine.get(LEFT, b"c") == b"2"
+        assert rows_of(engine, RIGHT) == [(b"b", b"1")]
+
+    def test_loading_again_changes_nothing_and_a_range_of_it_can_be_deleted(self, engine: Engine) -> None:
+        load = loading(engine)
+        keys = [b"%05d" % index for index in range(3_000)]
+        for _ in range(3):
+            load(LEFT, keys, keys)
+        assert keys_of(engine) == keys
+        engine.delete_range(LEFT, b"", b"1")
+        assert rows_of(engine, LEFT) == []
+        load(LEFT, keys, keys)
+        assert keys_of(engine) == keys
+
+    def test_rows_out_of_order_are_not_loaded_and_others_are_afterwards(self, engine: Engine) -> None:
+        load = loading(engine)
+        for keys in ([b"b", b"a"], [b"a", b"a"]):
+            with pytest.raises(StorageFailed):
+                load(LEFT, keys, keys)
+        assert rows_of(engine, LEFT) == []
+        load(LEFT, [b"a", b"b"], [b"1", b"2"])
+        assert engine.get(LEFT, b"b") == b"2"
+
+    def test_what_was_loaded_is_there_after_reopening(self, engine: Engine, reopen: Reopen) -> None:
+        load = loading(engine)
+        load(LEFT, [b"a", b"b"], [b"1", b"2"])
+        assert rows_of(reopen(), LEFT) == [(b"a", b"1"), (b"b", b"2")]
 
     # Guards
 

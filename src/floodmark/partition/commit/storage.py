@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.engine import Engine, Guard, WriteRow, durable_writes
+from floodmark.engine.base import BulkLoads
 from floodmark.model.errors import (
     Closed,
     FloodmarkError,
@@ -148,6 +149,28 @@ class Storage:
         """Write rows atomically; the next sync makes them durable.  The caller holds the turn."""
         with self._stopping():
             self.engine.write(rows, guards)
+
+    def load(self, engine: Engine, family: str, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """Store rows that no reader finds, in order of keys; they are on disk on return.
+
+        `engine` is the one below this one's generations.  The caller must not hold the turn, and after an
+        error does the same again, or removes what may be there.
+        """
+        if not isinstance(engine, BulkLoads):
+            for portion in self.cut([(family, *row) for row in zip(keys, values, strict=True)]):
+                with self.settled():
+                    self.require_wanted()
+                    self.store_later(portion)
+            self.engine.sync()
+            return
+        with self.settled():
+            self.require_wanted()
+        try:
+            engine.load(family, keys, values)
+        except OutcomeUnknown:
+            with self.exclusive():
+                self.stop()
+            raise
 
     def remove(self, rows: Sequence[WriteRow], guards: Sequence[Guard] = ()) -> None:
         """Write rows that a crash may undo, such as the removal of garbage.
