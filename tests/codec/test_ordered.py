@@ -199,3 +199,8 @@ def test_many_keys_of_one_length_are_encoded_as_each_is(length: int) -> None:
         (number * 0x9E3779B97F4A7C15 % (1 << 160)).to_bytes(20, "little")[:length] for number in range(70)
     ]
     assert encode_prefixes(keys) == [encode_prefix(key) for key in keys]
+
+
+def test_many_keys_of_a_few_lengths_are_encoded_as_each_alone() -> None:
+    keys = [bytes([number % 256]) * (number % 7) for number in range(1_000)]
+    assert encode_prefixes(keys) == [encode_prefix(key) for key in keys]

@@ -7,6 +7,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
+import pyarrow
 import pytest
 
 import floodmark
@@ -19,9 +20,12 @@ from floodmark.host.secondary import open_directory
 from floodmark.model.errors import (
     Conflict,
     GenerationSwapped,
+    InvalidArgument,
     InvalidConfiguration,
     InvalidKey,
+    InvalidValue,
     PublicationConflict,
+    SchemaMismatch,
     VersionCollected,
     VersionInFuture,
     WrongPolicy,
@@ -149,6 +153,60 @@ def test_a_publication_that_fails_leaves_the_namespace_as_it_was(site: Site) -> 
     mixed: list[Any] = [(b"bob", b"2"), (None, b"3")]
     published = site.generations.publish("users", mixed, on_refused=lambda pair, _: refused.append(pair))
     assert (published.rows, published.refused, refused) == (1, 1, [(None, b"3")])
+
+
+def test_a_key_that_comes_twice_fails_the_publication_or_its_last_row_counts(site: Site) -> None:
+    users = site.create_namespace("users")
+    rows = [(b"bob", b"1"), (b"ada", b"2"), (b"bob", b"3")]
+    with pytest.raises(InvalidKey, match="stands in several rows") as raised:
+        site.generations.publish("users", rows)
+    assert raised.value.details["key"] == b"bob"
+    assert [each.number for each in site.generations.list("users")] == [1]
+    with pytest.raises(InvalidArgument):
+        site.generations.publish("users", rows, duplicates="first")  # type: ignore[arg-type]
+    assert site.generations.publish("users", rows, duplicates="last").rows == 2
+    assert dict(users.scan()) == {b"ada": b"2", b"bob": b"3"}
+
+
+def test_rows_may_be_arrow_tables_and_batches(site: Site) -> None:
+    users = site.create_namespace("users")
+    table = pyarrow.table(
+        {"key": ["bob", "ada", None, "", "k" * 5_000], "value": [b"1", b"2", b"3", b"4", b"5"]}
+    )
+    refused: list[tuple[bytes | None, str]] = []
+    published = site.generations.publish(
+        "users", table, on_refused=lambda pair, error: refused.append((pair[0], type(error).__name__))
+    )
+    assert (published.rows, published.refused) == (2, 3)
+    assert refused == [(None, "InvalidKey"), (b"", "InvalidKey"), (b"k" * 5_000, "InvalidKey")]
+    assert dict(users.scan()) == {b"ada": b"2", b"bob": b"1"}
+    with pytest.raises(InvalidKey):
+        site.generations.publish("users", table)
+    nulls = pyarrow.table({"key": [b"ada"], "value": pyarrow.array([None], pyarrow.large_binary())})
+    with pytest.raises(InvalidValue):
+        site.generations.publish("users", nulls)
+    with pytest.raises(SchemaMismatch, match="have the columns key and value"):
+        site.generations.publish("users", pyarrow.table({"key": [1], "value": [b"1"]}))
+    assert site.generations.check("users", table.slice(0, 2)) == (2, 0)
+    assert dict(users.scan()) == {b"ada": b"2", b"bob": b"1"}
+
+
+def test_a_data_set_in_any_order_is_loaded_as_sorted_files(tmp_path: Path) -> None:
+    with floodmark.open(tmp_path, site="oslo", background=False) as site:
+        users = site.create_namespace("users")
+        rows = {b"user-%d" % (number * 7_919 % 20_000): bytes(50) for number in range(20_000)}
+        published = site.generations.publish("users", rows)
+        assert published.rows == 20_000
+        assert dict(users.scan()) == rows
+        measures = site.host.engine_measures()
+        # Nothing of it is in the memory of writes.
+        assert measures is not None
+        assert measures.families["data"]["files_bytes"] > 0
+        assert measures.families["data"]["memtables_bytes"] < 100_000
+        site.generations.publish("users", {b"end": b"1"}, keep=0)
+    with floodmark.open(tmp_path, site="oslo", background=False) as site:
+        assert dict(site.namespace("users").scan()) == {b"end": b"1"}
+        assert dict(site.namespace("users").scan(at=published.version)) == rows
 
 
 def test_what_cannot_be_published_is_refused(site: Site) -> None:

@@ -7,8 +7,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import BinaryType, StructField, StructType
 from tests.spark.support_write import batches_of
 
-from floodmark.model.errors import InvalidOption, PublicationConflict, SchemaMismatch
+from floodmark.model.errors import InvalidArgument, InvalidOption, PublicationConflict, SchemaMismatch
 from floodmark.site import Namespace, Site
+from floodmark.spark import publish
 from floodmark.spark.source.publishing import PublishingWriter, open_publisher
 
 PAIRS = StructType([StructField("key", BinaryType()), StructField("value", BinaryType())])
@@ -76,3 +77,26 @@ def test_what_cannot_be_published_is_refused_before_a_job(users: Namespace, url:
         publisher(url)
     writer.commit([writer.write(iter([empty]))])
     assert dict(users.scan()) == {}
+
+
+def test_publish_sorts_rows_and_finds_keys_that_come_twice(
+    spark: SparkSession, site: Site, users: Namespace, url: str
+) -> None:
+    users.put(b"old", b"1")
+    rows = spark.range(2_000, numPartitions=4).selectExpr(
+        "cast(concat('user-', id % 1000) as binary) as key", "cast(cast(id as string) as binary) as value"
+    )
+    with pytest.raises(PySparkException, match="stands in several rows"):
+        publish(rows, url, "users")
+    assert dict(users.scan()) == {b"old": b"1"}
+    publish(rows, url, "users", duplicates="last", options={"keep": "2"})
+    assert dict(users.scan()) == {b"user-%d" % number: b"%d" % (1_000 + number) for number in range(1_000)}
+    assert [each.state.value for each in site.generations.list("users")] == ["kept", "current"]
+
+
+def test_rows_that_are_not_in_the_order_that_was_promised_are_refused(users: Namespace, url: str) -> None:
+    assert users.name == "users"
+    writer = publisher(url, inOrder="true")
+    with pytest.raises(InvalidArgument, match="sort them first"):
+        writer.write(batches_of([(b"b", b"1"), (b"a", b"2")]))
+    writer.abort([])

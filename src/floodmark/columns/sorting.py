@@ -12,75 +12,95 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from tempfile import TemporaryFile
-from typing import Final
+from typing import IO, Final
 
 import numpy
 import pyarrow
 import pyarrow.compute
+import pyarrow.ipc
 
+from floodmark.columns.packed import numbers_to_arrow
 from floodmark.columns.pairs import Pairs
-from floodmark.model.errors import StorageFull
+from floodmark.model.errors import InvalidArgument, StorageFull
 from floodmark.model.limits import KIB, MIB
 
 MEMORY_BYTES_MAX: Final = 64 * MIB
+# What a site takes at once.
+PORTION_BYTES_MAX: Final = 8 * MIB
 # What a run holds in memory while it is merged.
-_MESSAGE_BYTES: Final = 256 * KIB
+_MESSAGE_BYTES_MAX: Final = 256 * KIB
 
 # Is called with a key that comes twice, and raises.
 Refuse = Callable[[bytes], None]
 
 
-class PairSorter:
-    """Sorts batches of two columns, keys and values.  Use it as a context manager.
+def sort_pairs(
+    batches: Iterable[pyarrow.RecordBatch],
+    refuse: Refuse | None = None,
+    *,
+    in_order: bool = False,
+    bytes_max: int = PORTION_BYTES_MAX,
+    memory_bytes_max: int = MEMORY_BYTES_MAX,
+) -> Iterator[Pairs]:
+    """Batches of two columns, keys and values, in order of keys, each key once, in portions of some bytes.
 
-    >>> with PairSorter() as sorter:
-    ...     for key in (b"b", b"a", b"b"):
-    ...         rows = pyarrow.RecordBatch.from_pydict({"key": [key], "value": [key]})
-    ...         sorter.add(rows)
-    ...     [dict(pairs) for pairs in sorter.pairs()]
-    [{b'a': b'a', b'b': b'b'}]
+    Rows that are said to be `in_order` are only checked, and passed on as they come.
+
+    >>> rows = pyarrow.RecordBatch.from_pydict({"key": [b"b", b"a", b"b"], "value": [b"1", b"2", b"3"]})
+    >>> [dict(pairs) for pairs in sort_pairs([rows])]
+    [{b'a': b'2', b'b': b'3'}]
     """
+    if in_order:
+        for batch in _portions(_check_order(batches, refuse), bytes_max):
+            yield Pairs(*batch.columns)
+        return
+    with _Sorter(refuse, memory_bytes_max) as sorter:
+        for batch in batches:
+            sorter.add(batch)
+        for batch in _portions(sorter.rows(), bytes_max):
+            yield Pairs(*batch.columns)
 
-    def __init__(self, refuse: Refuse | None = None, *, memory_bytes_max: int = MEMORY_BYTES_MAX) -> None:
+
+class _Sorter:
+    """Rows in memory, and sorted runs in a file."""
+
+    def __init__(self, refuse: Refuse | None, memory_bytes_max: int) -> None:
         self._refuse = refuse
         # A sort copies its rows.
         self._gather_bytes_max = memory_bytes_max // 3
+        self._message_bytes_max = min(memory_bytes_max // 16, _MESSAGE_BYTES_MAX)
         self._gathered: list[pyarrow.RecordBatch] = []
         self._bytes = 0
         # Where each message of a run begins, and the last ends.
         self._runs: list[list[int]] = []
-        directory = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
-        self._file = TemporaryFile(dir=directory if os.path.isdir(directory) else None)
+        self._file = _open_nameless()
 
-    def __enter__(self) -> "PairSorter":
+    def __enter__(self) -> "_Sorter":
         return self
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def add(self, rows: pyarrow.RecordBatch) -> None:
-        """Add rows."""
         self._gathered.append(rows)
         self._bytes += rows.nbytes
         if self._bytes >= self._gather_bytes_max:
             self._spill()
 
-    def pairs(self, bytes_max: int = 8 * MIB) -> Iterator[Pairs]:
-        """All rows in order of keys, each key once, in portions of about some bytes."""
+    def rows(self) -> Iterator[pyarrow.RecordBatch]:
+        """All rows in order."""
         if self._runs:
             self._spill()
-            batches = self._merge()
-        else:
-            batches = iter([self._sort(self._gathered)] if self._gathered else [])
-            self._gathered = []
-        return (Pairs(*batch.columns) for batch in _portions(batches, bytes_max))
+            return self._merge()
+        return iter([_sort(self._gathered, self._refuse)] if self._gathered else [])
 
     def _spill(self) -> None:
         if not self._gathered:
             return
         places = [self._file.seek(0, os.SEEK_END)]
+        self._schema = self._gathered[0].schema
         try:
-            for batch in _portions([self._sort(self._gathered)], _MESSAGE_BYTES):
+            for batch in _portions([_sort(self._gathered, self._refuse)], self._message_bytes_max):
                 self._file.write(batch.serialize())
                 places.append(self._file.tell())
             self._file.flush()
@@ -93,10 +113,11 @@ class PairSorter:
         self._gathered, self._bytes = [], 0
 
     def _merge(self) -> Iterator[pyarrow.RecordBatch]:
-        runs = [run for places in self._runs if (run := _Run(self._messages(places))).is_open]
+        runs = [_Run(self._messages(places)) for places in self._runs]
         while runs:
             bound = min(run.last for run in runs)
-            yield self._sort([run.take(bound) for run in runs])
+            # A later run stands behind an earlier one: of rows with one key, its row is the last.
+            yield _sort([run.take(bound) for run in runs], self._refuse)
             runs = [run for run in runs if run.is_open]
 
     def _messages(self, places: list[int]) -> Iterator[pyarrow.RecordBatch]:
@@ -104,23 +125,12 @@ class PairSorter:
             self._file.seek(start)
             yield pyarrow.ipc.read_record_batch(pyarrow.py_buffer(self._file.read(end - start)), self._schema)
 
-    def _sort(self, batches: list[pyarrow.RecordBatch]) -> pyarrow.RecordBatch:
-        """Rows in order; of those with one key the last."""
-        rows = pyarrow.concat_batches(batches)
-        self._schema = rows.schema
-        keys = rows.column(0)
-        if _ascend(keys):
-            return rows
-        rows = rows.take(pyarrow.compute.sort_indices(keys))
-        return drop_repeated(rows, self._refuse)
-
 
 class _Run:
-    """What is left of a sorted run."""
+    """What is left of a sorted run, whose messages have rows."""
 
     def __init__(self, messages: Iterator[pyarrow.RecordBatch]) -> None:
         self._messages = messages
-        self.is_open = True
         self._next()
 
     def _next(self) -> None:
@@ -132,14 +142,50 @@ class _Run:
 
     def take(self, bound: bytes) -> pyarrow.RecordBatch:
         """The rows up to a key, all of which are in the message that is held."""
-        rows, start = self._rows, self._taken
-        self._taken = bisect_right(rows.column(0), bound, start, key=lambda key: key.as_py())
-        if self._taken == len(rows):
+        start, keys = self._taken, self._rows.column(0)
+        self._taken = bisect_right(keys, bound, start, key=lambda key: key.as_py())
+        taken = self._rows.slice(start, self._taken - start)
+        if self._taken == len(keys):
             self._next()
-        return rows.slice(start, self._taken - start if self._rows is rows else None)
+        return taken
 
 
-def drop_repeated(rows: pyarrow.RecordBatch, refuse: Refuse | None) -> pyarrow.RecordBatch:
+def _open_nameless() -> IO[bytes]:
+    # Spark's local directory, if Spark names it to its workers.
+    directory = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
+    return TemporaryFile(dir=directory if os.path.isdir(directory) else None)
+
+
+def _sort(batches: list[pyarrow.RecordBatch], refuse: Refuse | None) -> pyarrow.RecordBatch:
+    """Rows in order; of those with one key the last."""
+    rows = pyarrow.concat_batches(batches)
+    keys = rows.column(0)
+    if pyarrow.compute.all(pyarrow.compute.less(keys[:-1], keys[1:])).as_py():
+        return rows
+    return _drop_repeated(rows.take(pyarrow.compute.sort_indices(keys)), refuse)
+
+
+def _check_order(
+    batches: Iterable[pyarrow.RecordBatch], refuse: Refuse | None
+) -> Iterator[pyarrow.RecordBatch]:
+    held: list[pyarrow.RecordBatch] = []
+    for batch in batches:
+        if not len(batch):
+            continue
+        rows = pyarrow.concat_batches([*held, batch])
+        keys = rows.column(0)
+        if pyarrow.compute.any(pyarrow.compute.greater(keys[:-1], keys[1:])).as_py():
+            raise InvalidArgument(
+                "rows that were said to stand in order of their keys do not; sort them first"
+            )
+        rows = _drop_repeated(rows, refuse)
+        # The next batch may begin with the key of the last row.
+        held = [rows.slice(len(rows) - 1)]
+        yield rows.slice(0, len(rows) - 1)
+    yield from held
+
+
+def _drop_repeated(rows: pyarrow.RecordBatch, refuse: Refuse | None) -> pyarrow.RecordBatch:
     """Of sorted rows with one key the last."""
     keys = rows.column(0)
     repeated = pyarrow.compute.equal(keys[:-1], keys[1:])
@@ -148,16 +194,11 @@ def drop_repeated(rows: pyarrow.RecordBatch, refuse: Refuse | None) -> pyarrow.R
     if refuse is not None:
         refuse(keys[repeated.index(True).as_py()].as_py())
     kept = numpy.append(~repeated.to_numpy(zero_copy_only=False), True)
-    return rows.take(pyarrow.array(numpy.flatnonzero(kept)))
-
-
-def _ascend(keys: pyarrow.BinaryArray) -> bool:
-    ascends = pyarrow.compute.less(keys[:-1], keys[1:])
-    return bool(pyarrow.compute.all(ascends).as_py())
+    return rows.take(numbers_to_arrow(numpy.flatnonzero(kept)))
 
 
 def _portions(batches: Iterable[pyarrow.RecordBatch], bytes_max: int) -> Iterator[pyarrow.RecordBatch]:
-    """Batches cut and joined to about some bytes."""
+    """Batches cut and joined to about some bytes, or to one row."""
     gathered: list[pyarrow.RecordBatch] = []
     size = 0
     for batch in batches:

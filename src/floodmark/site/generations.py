@@ -1,11 +1,13 @@
 """Publishing a whole data set in the place of what a namespace holds."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from threading import Event
-from typing import Any, Final
+from typing import Final
 
 from floodmark.clock import monotonic_ms
 from floodmark.host.catalog import KEPT_GENERATIONS, GenerationRow, NamespaceRow
@@ -13,23 +15,22 @@ from floodmark.host.ports import Host
 from floodmark.model.errors import (
     FloodmarkError,
     InvalidArgument,
-    InvalidKey,
-    InvalidValue,
     PublicationConflict,
 )
 from floodmark.model.limits import GENERATIONS_KEPT_MAX
 from floodmark.model.names import require_name
-from floodmark.model.partition import GenerationStream
+from floodmark.model.partition import GenerationStream, WriteStream
 from floodmark.model.version import Version
 from floodmark.site.arguments import At, to_version
+from floodmark.site.dataset import DataSet, Duplicates, Refuse, Rows
 from floodmark.site.namespace import open_namespace
-from floodmark.site.writer import Writer
 
 # Changes are copied again while the new generation is so far behind; then it is swapped in.
 NEAR_MS: Final = 1_000
 _WAIT_SECONDS: Final = 1.0
 
-Refuse = Callable[[Any, FloodmarkError], None]
+# What is sent and not acknowledged yet.
+_PORTIONS_IN_FLIGHT_MAX: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +79,9 @@ class Generations:
     def publish(
         self,
         namespace: str,
-        rows: Mapping[bytes, bytes] | Iterable[tuple[bytes, bytes]],
+        rows: Rows,
         *,
+        duplicates: Duplicates = "fail",
         base: At | None = None,
         keep: int = KEPT_GENERATIONS,
         publisher: str | None = None,
@@ -87,11 +89,15 @@ class Generations:
         on_refused: Refuse | None = None,
         report: Callable[[str, int], None] = lambda _phase, _done: None,
     ) -> Published:
-        """Replace all that a namespace holds by some rows, each with a key of its own, at one version.
+        """Replace all that a namespace holds by some rows, at one version.
 
-        `base` is the moment of the data: changes made since go on above it; by default it is now.  Rows are
-        streamed.  One that is no key and value raises InvalidKey or InvalidValue, or is passed to
-        `on_refused` with that and left out.  `keep` earlier generations stay for a rollback.
+        Rows are pairs, or Arrow tables and batches with the columns `key` and `value`.  They are sorted on
+        disk, if they are many.  One that is no key and value raises InvalidKey or InvalidValue, or is passed
+        to `on_refused` with that and left out.  Of several rows with one key the last counts, or InvalidKey
+        is raised, as `duplicates` says.
+
+        `base` is the moment of the data: changes made since go on above it; by default it is now.  `keep`
+        earlier generations stay for a rollback.
 
         While another data set is being published, PublicationConflict is raised, after `wait`.  If this
         fails, the namespace stays as it was, and what was loaded is removed.  A `publisher` with a name can
@@ -100,18 +106,20 @@ class Generations:
         check_keep(keep)
         version = 0 if base is None else to_version(base)
         row = self._find(namespace)
+        dataset = self._dataset(row, duplicates, on_refused, report)
         name = publisher or self._holder
         loading = self._begin(namespace, version, name, wait)
         with self._dropping(namespace, loading.number, publisher is None):
             begun_ms = monotonic_ms()
-            loaded, refused = self._load(row, loading.number, rows, on_refused, report)
+            with closing(self._host().write_stream(GenerationStream(row.id, loading.number))) as stream:
+                self._load(dataset, stream, rows, report)
             loaded_ms = monotonic_ms()
             return self.finish(
                 namespace,
                 loading.number,
                 keep=keep,
-                rows=loaded,
-                refused=refused,
+                rows=dataset.rows,
+                refused=dataset.refused,
                 load_ms=loaded_ms - begun_ms,
                 report=report,
             )
@@ -167,7 +175,32 @@ class Generations:
         self._find(namespace)
         self._host().generations.drop_generation(namespace, number)
 
+    def check(
+        self,
+        namespace: str,
+        rows: Rows,
+        *,
+        duplicates: Duplicates = "fail",
+        on_refused: Refuse | None = None,
+        report: Callable[[str, int], None] = lambda _phase, _done: None,
+    ) -> tuple[int, int]:
+        """How many rows `publish` would take and refuse; nothing is written, and errors are the same."""
+        dataset = self._dataset(self._find(namespace), duplicates, on_refused, report)
+        for _ in dataset.pairs(rows):
+            pass
+        return dataset.rows, dataset.refused
+
     # Steps
+
+    def _dataset(
+        self,
+        row: NamespaceRow,
+        duplicates: Duplicates,
+        on_refused: Refuse | None,
+        report: Callable[[str, int], None],
+    ) -> DataSet:
+        encoding = open_namespace(row, self._host(), durable=False).encoding
+        return DataSet(row, encoding, duplicates, on_refused, report)
 
     def _find(self, namespace: str) -> NamespaceRow:
         require_name(namespace, "namespace")
@@ -197,30 +230,16 @@ class Generations:
             raise
 
     def _load(
-        self,
-        row: NamespaceRow,
-        number: int,
-        rows: Any,
-        on_refused: Refuse | None,
-        report: Callable[[str, int], None],
-    ) -> tuple[int, int]:
-        namespace = open_namespace(row, self._host(), durable=False)
-        stream = self._host().write_stream(GenerationStream(row.id, number))
-        loaded = refused = 0
-        with Writer(stream, namespace.encoding) as writer:
-            for pair in rows.items() if isinstance(rows, Mapping) else rows:
-                try:
-                    key, value = pair
-                    writer.put(key, value)
-                    loaded += 1
-                except (InvalidKey, InvalidValue) as error:
-                    if on_refused is None:
-                        raise
-                    on_refused(pair, error)
-                    refused += 1
-                if (loaded + refused) % 10_000 == 0:
-                    report("loading", loaded)
-        return loaded, refused
+        self, dataset: DataSet, stream: WriteStream, rows: Rows, report: Callable[[str, int], None]
+    ) -> None:
+        sent: deque[Future[int]] = deque()
+        for pairs in dataset.pairs(rows):
+            sent.append(stream.send(pairs))
+            while len(sent) >= _PORTIONS_IN_FLIGHT_MAX:
+                sent.popleft().result()
+            report("loading", dataset.rows)
+        for answer in sent:
+            answer.result()
 
 
 def check_keep(keep: int) -> None:

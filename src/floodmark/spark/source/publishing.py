@@ -5,29 +5,35 @@ replaces itself, so a task that is repeated, or runs twice, changes nothing; one
 refused.  If the job fails, the driver removes the generation; if the driver dies, the site does.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final
+from typing import Final, get_args
 from uuid import uuid4
 
 import pyarrow
+from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.functions import monotonically_increasing_id
 from pyspark.sql.types import StructType
 
+from floodmark.columns.sorting import sort_pairs
 from floodmark.host.catalog import KEPT_GENERATIONS
 from floodmark.model.errors import FloodmarkError
 from floodmark.model.partition import GenerationStream
 from floodmark.model.text import read_at
+from floodmark.site.dataset import Duplicates, refuse_duplicates
 from floodmark.site.generations import check_keep
 from floodmark.spark.runtime.patience import ask_patiently
 from floodmark.spark.source.incoming import Encoder, check_columns, check_stamps
 from floodmark.spark.source.options import COMMON, Options
 from floodmark.spark.source.schemas import JSON
-from floodmark.spark.source.writing import BatchSender, Target, TaskResult, cut_batch, send_rows
+from floodmark.spark.source.writing import BatchSender, Target, TaskResult
 
-OPTIONS: Final = COMMON | {"valueFormat", "base", "keep"}
+# A column with the place of each row in the DataFrame.
+_PLACE: Final = "_place"
+OPTIONS: Final = COMMON | {"valueFormat", "base", "keep", "duplicates", "inOrder"}
 
 
 @dataclass
@@ -37,6 +43,9 @@ class PublishingWriter(DataSourceArrowWriter):
     target: Target
     number: int
     keep: int
+    # What becomes of a key that stands in several rows of a task, and whether its rows are in order of keys.
+    refuse: Callable[[bytes], None] | None
+    in_order: bool
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> TaskResult:
         target = self.target
@@ -48,8 +57,11 @@ class PublishingWriter(DataSourceArrowWriter):
             encoder = Encoder(target.layout, row.id, row.settings.ttl, site.host.physical_ms, row.merge)
             encoded = (encoder.encode(batch) for batch in chain([first], iterator))
             with closing(site.host.write_stream(GenerationStream(row.id, self.number))) as stream:
-                delivery = BatchSender(stream, in_order=True)
-                send_rows(delivery, (piece for batch in encoded for piece in cut_batch(batch)))
+                # Keys ascend, so no batch overtakes one with the same key.
+                delivery = BatchSender(stream, in_order=False)
+                for pairs in sort_pairs(encoded, self.refuse, in_order=self.in_order):
+                    delivery.send(pairs)
+                delivery.finish()
             return TaskResult(records=delivery.sent, stored=delivery.stored)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -73,8 +85,34 @@ def open_publisher(given: Mapping[str, str], schema: StructType) -> PublishingWr
     target = Target(address=address, namespace=options.namespace(), layout=layout, distinct_keys=True)
     keep = options.number("keep") or KEPT_GENERATIONS
     check_keep(keep)
+    refuse = refuse_duplicates(options.choice("duplicates", get_args(Duplicates)), target.namespace)
+    in_order = options.flag("inOrder")
     with address.connect() as site:
         begun = site.host.generations.begin_generation(
             target.namespace, options.read("base", read_at) or 0, f"spark/{uuid4().hex[:8]}"
         )
-    return PublishingWriter(target, begun.number, keep)
+    return PublishingWriter(target, begun.number, keep, refuse, in_order)
+
+
+def publish(
+    frame: DataFrame,
+    url: str,
+    namespace: str,
+    *,
+    duplicates: Duplicates = "fail",
+    options: Mapping[str, str] | None = None,
+) -> None:
+    """Replace all that a namespace holds by a DataFrame, at once: mode("overwrite") at its fastest.
+
+    Spark cuts the rows into ranges of keys and sorts them, so that each task loads a range of its own, and a
+    key that stands in several rows is found.  Of these the last of the DataFrame counts, or the job fails, as
+    `duplicates` says.  `options` are those of the format.
+    """
+    order = ["key"]
+    if duplicates == "last":
+        frame = frame.withColumn(_PLACE, monotonically_increasing_id())
+        order.append(_PLACE)
+    rows = frame.repartitionByRange("key").sortWithinPartitions(*order).drop(_PLACE)
+    writer = rows.write.format("floodmark").options(**(options or {}))
+    writer = writer.option("namespace", namespace).option("duplicates", duplicates).option("inOrder", "true")
+    writer.mode("overwrite").save(url)
