@@ -72,3 +72,24 @@ def test_changes_go_on_over_a_swap_from_any_position(site: Path, tmp_path: Path)
     place = next(line for line in lines if "@" in line).split("\t")[0]
     rest = run("changes", site, "--since", place, "--json").json_lines
     assert rest == changes[2:]
+
+
+def test_a_key_in_several_rows_fails_also_in_a_dry_run_unless_the_last_counts(
+    site: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "prices.csv"
+    file.write_text("key,value\nplum,x\napple,y\nplum,z\n")
+    for options in ([], ["--dry-run"]):
+        assert "stands in several rows" in run("publish", file, site, "prices", *options).errors
+    assert "fail and last" in run("publish", file, site, "prices", "--duplicates", "first").errors
+    assert run("scan", site, "prices").lines == ["kiwi\t1"]
+    assert run("publish", file, site, "prices", "--duplicates", "last", "--json").json["rows"] == 2
+    assert run("scan", site, "prices").lines == ["apple\ty", "plum\tz"]
+
+
+def test_a_counter_takes_no_data_set(site: Path, tmp_path: Path) -> None:
+    file = tmp_path / "counts.csv"
+    file.write_text("key,value\napple,1\n")
+    assert run("namespace", "create", site, "counts", "--merge", "counter").code == 0
+    for options in ([], ["--dry-run"]):
+        assert "merges by 'counter'" in run("publish", file, site, "counts", *options).errors

@@ -163,7 +163,7 @@ def test_a_key_that_comes_twice_fails_the_publication_or_its_last_row_counts(sit
     assert raised.value.details["key"] == b"bob"
     assert [each.number for each in site.generations.list("users")] == [1]
     with pytest.raises(InvalidArgument):
-        site.generations.publish("users", rows, duplicates="first")  # type: ignore[arg-type]
+        site.generations.publish("users", rows, duplicates="first")
     assert site.generations.publish("users", rows, duplicates="last").rows == 2
     assert dict(users.scan()) == {b"ada": b"2", b"bob": b"3"}
 

@@ -113,7 +113,7 @@ class _Sorter:
         self._gathered, self._bytes = [], 0
 
     def _merge(self) -> Iterator[pyarrow.RecordBatch]:
-        runs = [_Run(self._messages(places)) for places in self._runs]
+        runs = [_SortedRun(self._messages(places)) for places in self._runs]
         while runs:
             bound = min(run.last for run in runs)
             # A later run stands behind an earlier one: of rows with one key, its row is the last.
@@ -126,7 +126,7 @@ class _Sorter:
             yield pyarrow.ipc.read_record_batch(pyarrow.py_buffer(self._file.read(end - start)), self._schema)
 
 
-class _Run:
+class _SortedRun:
     """What is left of a sorted run, whose messages have rows."""
 
     def __init__(self, messages: Iterator[pyarrow.RecordBatch]) -> None:

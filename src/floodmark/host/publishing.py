@@ -386,12 +386,7 @@ class LocalGenerations(LocalPort):
                 "set yet; write the rows in mode append",
                 namespace=namespace,
             )
-        if row.merge != LAST_WRITE:
-            raise WrongPolicy(
-                f"namespace {namespace!r} merges by {row.merge!r}; a data set can be published into one that "
-                "merges by 'last_write'",
-                namespace=namespace,
-            )
+        require_last_write(row)
         if self._members.of(namespace):
             raise InvalidConfiguration(
                 f"namespace {namespace!r} is shared with other sites, which would not get the data set; "
@@ -459,6 +454,16 @@ class LocalGenerations(LocalPort):
     def _release(self, safe_point: str) -> None:
         if safe_point in {point.name for point in self._site.safe_points.list()}:
             self._site.safe_points.release(safe_point)
+
+
+def require_last_write(row: NamespaceRow) -> None:
+    """Raise WrongPolicy for a namespace into which no data set can be published."""
+    if row.merge != LAST_WRITE:
+        raise WrongPolicy(
+            f"namespace {row.name!r} merges by {row.merge!r}; a data set can be published into one that "
+            "merges by 'last_write'",
+            namespace=row.name,
+        )
 
 
 def _safe_point(row: NamespaceRow) -> str:

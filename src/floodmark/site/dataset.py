@@ -6,7 +6,7 @@ Python unless something is wrong with it.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, TypeAlias
 
 import numpy
 import pyarrow
@@ -18,6 +18,7 @@ from floodmark.columns.packed import numbers_to_arrow, pack
 from floodmark.columns.pairs import Pairs
 from floodmark.columns.sorting import sort_pairs
 from floodmark.host.catalog import NamespaceRow
+from floodmark.host.publishing import require_last_write
 from floodmark.model.errors import (
     FloodmarkError,
     InvalidArgument,
@@ -39,7 +40,7 @@ Rows: TypeAlias = (
 )
 Refuse: TypeAlias = Callable[[Any, FloodmarkError], None]
 # Of several rows with one key the last counts, or the publication fails.
-Duplicates: TypeAlias = Literal["fail", "last"]
+DUPLICATES: Final = ("fail", "last")
 
 _BATCH_ROWS: Final = 4_096
 _BINARY: Final = pyarrow.binary()
@@ -52,10 +53,11 @@ class DataSet:
         self,
         row: NamespaceRow,
         encoding: Encoding,
-        duplicates: Duplicates,
+        duplicates: str,
         on_refused: Refuse | None,
         report: Callable[[str, int], None],
     ) -> None:
+        require_last_write(row)
         self.rows = self.refused = 0
         self._row = row
         self._policy, self._qualify, expire = encoding
@@ -136,8 +138,8 @@ class DataSet:
 
 def refuse_duplicates(duplicates: object, namespace: str) -> Callable[[bytes], None] | None:
     """The refusal of a qualified key that comes twice, if there is one."""
-    if duplicates not in get_args(Duplicates):
-        raise InvalidArgument(f"duplicates is 'fail' or 'last', not {duplicates!r:.60}")
+    if duplicates not in DUPLICATES:
+        raise InvalidArgument(f"duplicates is one of fail and last, not {duplicates!r:.60}")
     return None if duplicates == "last" else partial(_refuse_duplicate, namespace)
 
 

@@ -22,7 +22,7 @@ from floodmark.model.names import require_name
 from floodmark.model.partition import GenerationStream, WriteStream
 from floodmark.model.version import Version
 from floodmark.site.arguments import At, to_version
-from floodmark.site.dataset import DataSet, Duplicates, Refuse, Rows
+from floodmark.site.dataset import DataSet, Refuse, Rows
 from floodmark.site.namespace import open_namespace
 
 # Changes are copied again while the new generation is so far behind; then it is swapped in.
@@ -81,7 +81,7 @@ class Generations:
         namespace: str,
         rows: Rows,
         *,
-        duplicates: Duplicates = "fail",
+        duplicates: str = "fail",
         base: At | None = None,
         keep: int = KEPT_GENERATIONS,
         publisher: str | None = None,
@@ -180,7 +180,7 @@ class Generations:
         namespace: str,
         rows: Rows,
         *,
-        duplicates: Duplicates = "fail",
+        duplicates: str = "fail",
         on_refused: Refuse | None = None,
         report: Callable[[str, int], None] = lambda _phase, _done: None,
     ) -> tuple[int, int]:
@@ -195,7 +195,7 @@ class Generations:
     def _dataset(
         self,
         row: NamespaceRow,
-        duplicates: Duplicates,
+        duplicates: str,
         on_refused: Refuse | None,
         report: Callable[[str, int], None],
     ) -> DataSet:

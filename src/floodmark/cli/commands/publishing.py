@@ -19,13 +19,12 @@ from floodmark.cli.render.text import show_version
 from floodmark.host.catalog import KEPT_GENERATIONS, GenerationRow
 from floodmark.model import Version
 from floodmark.model.errors import FloodmarkError, LimitExceeded, SchemaMismatch
-from floodmark.partition.commit.entering import check_key
-from floodmark.site.arguments import refuse_value
 
 commands = Commands("generation")
 
 _FORMATS: Final = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
 _BATCH_ROWS: Final = 8_192
+_BYTES: Final = (pyarrow.binary(), pyarrow.string(), pyarrow.large_binary(), pyarrow.large_string())
 
 _COLUMNS: Final[dict[str, Column[dict[str, Any]]]] = {
     "number": "number",
@@ -50,6 +49,9 @@ def publish(
         Version | None, "VERSION|TIME", "The moment of the data; changes made since stay. Now by default."
     ] = None,
     keep: Keep = KEPT_GENERATIONS,
+    duplicates: Annotated[
+        str, "fail|last", "Fail if a key stands in several rows, or take the last."
+    ] = "fail",
     dry_run: Annotated[bool, "Only read the file and check its rows."] = False,
     resume: Annotated[
         str | None, "PUBLISHER", "Name this publication; after a failure the same command goes on."
@@ -66,7 +68,7 @@ def publish(
 
     Readers find the old rows before the swap and the new ones after it, never a mixture. Writes go on
     meanwhile: those made since --base stay, and win over the file. With the columns KEY and `value` the
-    value is that column; other columns make one JSON object a row. Each key stands in one row.
+    value is that column; other columns make one JSON object a row. Rows may stand in any order.
 
     A feed or subscription of the namespace ends with an error at the swap, and goes on from a snapshot.
 
@@ -79,25 +81,22 @@ def publish(
         refusals = _Refusals(stack, refused, refused_max)
         track = stack.enter_context(tracked("loading"))
         rows = _read(file, key)
+        on_refused = None if refused is None else refusals.add
         if dry_run:
-            site.namespace(name)
-            checked = 0
-            for pair in rows:
-                checked += refusals.check(pair)
-                track("checking", checked)
-            output.result(
-                {"rows": checked, "refused": refusals.count},
-                f"rows: {checked:,}, refused: {refusals.count:,}",
+            taken, left = site.generations.check(
+                name, rows, duplicates=duplicates, on_refused=on_refused, report=track
             )
+            output.result({"rows": taken, "refused": left}, f"rows: {taken:,}, refused: {left:,}")
             return
         published = site.generations.publish(
             name,
             rows,
+            duplicates=duplicates,
             base=base,
             keep=keep,
             publisher=resume,
             wait=wait,
-            on_refused=None if refused is None else refusals.add,
+            on_refused=on_refused,
             report=track,
         )
     output.report(published)
@@ -167,38 +166,23 @@ class _Refusals:
     def __init__(self, stack: ExitStack, path: Path | None, limit: int) -> None:
         self.count = 0
         self._limit = limit
-        self._writer = None
         if path is not None:
             self._writer = csv.writer(stack.enter_context(path.open("w", newline="")))
             self._writer.writerow(["key", "value", "error"])
 
     def add(self, pair: Any, error: FloodmarkError) -> None:
         self.count += 1
-        if self._writer is None:
-            raise error
         if self.count > self._limit:
             raise LimitExceeded(f"more than {self._limit:,} rows are refused, the last because {error}")
         self._writer.writerow([*map(_as_text, pair), error])
-
-    def check(self, pair: tuple[Any, Any]) -> int:
-        """1 for a row that a namespace takes."""
-        key, value = pair
-        try:
-            check_key(key)
-            if type(value) is not bytes:
-                raise refuse_value(key, value)
-        except FloodmarkError as error:
-            self.add(pair, error)
-            return 0
-        return 1
 
 
 def _as_text(value: Any) -> str:
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
 
 
-def _read(path: Path, key: str) -> Iterator[tuple[Any, Any]]:
-    """The rows of a file as keys and values, some thousands in memory at a time."""
+def _read(path: Path, key: str) -> Iterator[tuple[Any, Any] | pyarrow.RecordBatch]:
+    """The rows of a file as keys and values, in columns if these are bytes or text."""
     sample = next(path.glob("*.*"), path) if path.is_dir() else path
     kind = _FORMATS.get(sample.suffix.lower())
     if kind is None or not path.exists():
@@ -214,6 +198,9 @@ def _read(path: Path, key: str) -> Iterator[tuple[Any, Any]]:
         )
     is_plain = set(names) == {key, "value"}
     for batch in data.to_batches(batch_size=_BATCH_ROWS):
+        if is_plain and all(kind in _BYTES for kind in batch.schema.types):
+            yield pyarrow.RecordBatch.from_arrays([batch[key], batch["value"]], names=["key", "value"])
+            continue
         keys = map(_encode, batch.column(key).to_pylist())
         if is_plain:
             yield from zip(keys, map(_encode, batch.column("value").to_pylist()), strict=True)

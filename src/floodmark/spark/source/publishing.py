@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final, get_args
+from typing import Final
 from uuid import uuid4
 
 import pyarrow
@@ -23,7 +23,7 @@ from floodmark.host.catalog import KEPT_GENERATIONS
 from floodmark.model.errors import FloodmarkError
 from floodmark.model.partition import GenerationStream
 from floodmark.model.text import read_at
-from floodmark.site.dataset import Duplicates, refuse_duplicates
+from floodmark.site.dataset import DUPLICATES, refuse_duplicates
 from floodmark.site.generations import check_keep
 from floodmark.spark.runtime.patience import ask_patiently
 from floodmark.spark.source.incoming import Encoder, check_columns, check_stamps
@@ -85,7 +85,7 @@ def open_publisher(given: Mapping[str, str], schema: StructType) -> PublishingWr
     target = Target(address=address, namespace=options.namespace(), layout=layout, distinct_keys=True)
     keep = options.number("keep") or KEPT_GENERATIONS
     check_keep(keep)
-    refuse = refuse_duplicates(options.choice("duplicates", get_args(Duplicates)), target.namespace)
+    refuse = refuse_duplicates(options.choice("duplicates", DUPLICATES), target.namespace)
     in_order = options.flag("inOrder")
     with address.connect() as site:
         begun = site.host.generations.begin_generation(
@@ -99,7 +99,7 @@ def publish(
     url: str,
     namespace: str,
     *,
-    duplicates: Duplicates = "fail",
+    duplicates: str = "fail",
     options: Mapping[str, str] | None = None,
 ) -> None:
     """Replace all that a namespace holds by a DataFrame, at once: mode("overwrite") at its fastest.
