@@ -185,7 +185,7 @@ def test_the_check_finds_a_sink_that_leaves_staged_files(tmp_path: Path) -> None
 
 def test_the_check_finds_a_sink_that_writes_everything_again(tmp_path: Path) -> None:
     class Forgetful(ParquetSink):
-        def _missing(self, changes: Sequence[Change]) -> list[Change]:
+        def _missing(self, changes: Sequence[Change], *, is_by_key: bool) -> list[Change]:
             return list(changes)
 
     with pytest.raises(AssertionError, match="twice"):
@@ -194,8 +194,8 @@ def test_the_check_finds_a_sink_that_writes_everything_again(tmp_path: Path) -> 
 
 def test_the_check_finds_a_sink_that_leaves_out_a_batch_of_which_it_holds_some(tmp_path: Path) -> None:
     class Lazy(ParquetSink):
-        def _missing(self, changes: Sequence[Change]) -> list[Change]:
-            missing = super()._missing(changes)
+        def _missing(self, changes: Sequence[Change], *, is_by_key: bool) -> list[Change]:
+            missing = super()._missing(changes, is_by_key=is_by_key)
             return missing if len(missing) == len(changes) else []
 
     with pytest.raises(AssertionError, match="missing"):

@@ -121,6 +121,24 @@ def test_files_get_each_change_once_and_the_site_keeps_the_checkpoint(
     assert delivered(files) == expected(served.site, served.site.feeds.show("copy").checkpoint)
 
 
+def test_a_feed_goes_on_over_a_swap(
+    served: Served, spark: SparkSession, users: Namespace, files: Path
+) -> None:
+    site, options = served.site, SinkOptions(batch_records=50)
+    site.feeds.create(
+        "copy", "users", f"parquet:{files}", since="beginning", options=options, on_generation="difference"
+    )
+    run_once(served, spark)
+    site.generations.publish("users", {b"%05d" % number: b"new" for number in range(100, 400)})
+    users.put(b"last", b"3")
+    end = site.resolved_version()
+    while site.feeds.show("copy").checkpoint < end:
+        run_once(served, spark)
+    rows = [(key, value) for _, key, value in delivered(files) if key]
+    assert state_after(rows) == dict(users.scan())
+    assert len(rows) == len(set(rows))
+
+
 def test_a_new_feed_begins_with_a_snapshot_of_every_key(
     served: Served, spark: SparkSession, users: Namespace, files: Path
 ) -> None:

@@ -31,6 +31,7 @@ from floodmark.model.change import Heartbeat
 from floodmark.model.errors import InvalidConfiguration, InvalidOption, PartitionNotFound
 from floodmark.model.limits import PAGE_BYTES_MAX, PAGE_ROWS_MAX
 from floodmark.model.partition import Fate
+from floodmark.model.stream import OnGeneration
 from floodmark.model.version import VERSION_MAX, Version, moment_of
 from floodmark.partition import LocalPartition, Node
 from floodmark.partition.families import LOG
@@ -104,6 +105,7 @@ class LocalVersions(LocalPort):
         until: Version | None,
         at_heartbeat: bool,
         own: bool = False,
+        on_generation: OnGeneration = OnGeneration.FAIL,
     ) -> ChangesCut:
         if own:
             self._members.require_rejoined()
@@ -114,6 +116,7 @@ class LocalVersions(LocalPort):
             changes_max=changes_max,
             at_heartbeat=at_heartbeat,
             own=own,
+            on_generation=on_generation,
         )
         return cut_changes(self._node, self._site.safe_points, request, self._catalog.swap_after)
 

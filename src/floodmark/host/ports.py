@@ -46,7 +46,7 @@ from floodmark.model.actions import SITE_OWNER, Action, Exempt, Owned, Scope
 from floodmark.model.change import Heartbeat
 from floodmark.model.partition import Fate, Owners, PartitionMaps, StreamCommand, WriteStream
 from floodmark.model.record import FoundRecord, Repair
-from floodmark.model.stream import ChangeBatch, ChangesRequest
+from floodmark.model.stream import ChangeBatch, ChangesRequest, OnGeneration
 from floodmark.model.version import Version
 from floodmark.replication.applied import Applied
 from floodmark.replication.links import LinkPosition
@@ -163,6 +163,7 @@ class VersionPort(Protocol):
         until: Version | None,
         at_heartbeat: bool,
         own: bool = False,
+        on_generation: OnGeneration = OnGeneration.FAIL,
     ) -> ChangesCut:
         """Where the next step of a reader of changes ends; with `own`, of changes first written here."""
 

@@ -18,7 +18,8 @@ from floodmark.feed.subscription.subscriptions import (
 from floodmark.host.ports import Host
 from floodmark.model.change import Resolved
 from floodmark.model.names import require_name
-from floodmark.site.arguments import At, Since, to_version
+from floodmark.model.stream import OnGeneration
+from floodmark.site.arguments import At, Reaction, Since, to_reaction, to_version
 from floodmark.site.beginning import begin_at, decoder_of
 
 
@@ -46,12 +47,14 @@ class Feeds:
         ranges: int = 2,
         options: SinkOptions | None = None,
         on_corrupt: OnCorrupt = OnCorrupt.FAIL,
+        on_generation: Reaction = OnGeneration.FAIL,
     ) -> Feed:
         """Add a feed of a namespace's changes to a sink, which is a URI such as `parquet:exports/users`.
 
         It begins with a snapshot, or behind `since`: a version, a moment, "beginning" or "now";
         `VersionCollected` is raised if changes after that are gone.  It ends at `until`, or never, and holds
-        a safe point from now on.  A kind of sink that is not installed in this process is an
+        a safe point from now on.  Where a data set is published it fails, or does what `on_generation` says,
+        as for `Site.changes`.  A kind of sink that is not installed in this process is an
         `InvalidArgument`.
         """
         require_name(namespace, "namespace")
@@ -72,6 +75,7 @@ class Feeds:
                 options=options or SinkOptions(),
                 on_corrupt=on_corrupt,
                 snapshot=start.snapshot is not None,
+                on_generation=to_reaction(on_generation),
             )
             return self._host().feeds.create(spec)
 
@@ -105,6 +109,8 @@ class Feeds:
         store = self._store(name)
         if changes.get("until") is not None:
             changes["until"] = to_version(changes["until"])
+        if "on_generation" in changes:
+            changes["on_generation"] = to_reaction(changes["on_generation"])
         if "sink" in changes:
             require_sink(changes["sink"])
         return store.update(name, FeedUpdate(**changes))

@@ -58,11 +58,12 @@ OnCorruptOption = Annotated[
 ]
 
 
-OnGenerationOption = Annotated[
-    OnGeneration,
+_ON_GENERATION: Final = (
     "fail|difference|snapshot",
     "Where a data set was published: fail, or go on with the difference, or with all of it.",
-]
+)
+OnGenerationOption = Annotated[OnGeneration, *_ON_GENERATION]
+OnGenerationUpdate = Annotated[OnGeneration | None, *_ON_GENERATION]
 
 
 def changes(

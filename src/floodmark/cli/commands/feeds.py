@@ -23,7 +23,7 @@ from floodmark.cli.arguments import (
     SinceOption,
     given,
 )
-from floodmark.cli.commands.changes import OnCorruptOption
+from floodmark.cli.commands.changes import OnCorruptOption, OnGenerationOption, OnGenerationUpdate
 from floodmark.cli.failures import DONE, FINDING, Usage
 from floodmark.cli.jobs import SparkChoice, reach, spark_job
 from floodmark.cli.monitoring import FeedRunMetrics, MetricsOptions, serving_page
@@ -47,6 +47,7 @@ from floodmark.feed.reading.items import OnCorrupt
 from floodmark.feed.sinks.base import parse_sink
 from floodmark.model import Resolved, Version
 from floodmark.model.errors import Closed, VersionCollected
+from floodmark.model.stream import OnGeneration
 from floodmark.model.text import json_bytes, show_bytes
 from floodmark.model.version import compose
 
@@ -96,6 +97,7 @@ def create(
     description: Description = None,
     ranges: Annotated[int, "NUMBER", _RANGES_HELP] = 2,
     on_corrupt: OnCorruptOption = None,
+    on_generation: OnGenerationOption = OnGeneration.FAIL,
 ) -> None:
     """Create a feed of a namespace's changes.
 
@@ -124,6 +126,7 @@ def create(
         ranges=ranges,
         options=numbers.replace(SinkOptions()),
         on_corrupt=on_corrupt or OnCorrupt.FAIL,
+        on_generation=on_generation,
     )
     show(site, output, name)
 
@@ -171,6 +174,7 @@ def show(site: OpenSite, output: Output, name: Name) -> None:
         ("ranges", f"{len(feed.ranges):,} of at most {spec.ranges:,}"),
         ("run by", measured.holder or "none"),
         *_check_pairs(measured),
+        ("at a swap", None if spec.on_generation is OnGeneration.FAIL else spec.on_generation),
         ("damaged", damage if spec.on_corrupt is not OnCorrupt.FAIL or feed.skipped_count else None),
         ("left out", [f"{show_bytes(each.key)} at {each.version}" for each in feed.skipped]),
         ("description", spec.description or None),
@@ -218,6 +222,7 @@ def update(
     description: Description = None,
     ranges: Annotated[int | None, "NUMBER", _RANGES_HELP] = None,
     on_corrupt: OnCorruptOption = None,
+    on_generation: OnGenerationUpdate = None,
 ) -> None:
     """Change a feed that does not run.
 
@@ -229,7 +234,14 @@ def update(
     """
     if until is not None and no_until:
         raise Usage("--until and --no-until exclude each other", "name one of them")
-    changes = given(sink=sink, until=until, description=description, ranges=ranges, on_corrupt=on_corrupt)
+    changes = given(
+        sink=sink,
+        until=until,
+        description=description,
+        ranges=ranges,
+        on_corrupt=on_corrupt,
+        on_generation=on_generation,
+    )
     if no_until:
         changes["until"] = None
     before = site.feeds.show(name).spec.options

@@ -38,7 +38,7 @@ from floodmark.model.errors import (
 from floodmark.model.limits import FEED_RANGES_MAX, KEY_BYTES_MAX, MIB, REPORTED_CHARACTERS_MAX
 from floodmark.model.names import require_name
 from floodmark.model.ranges import KeyRange, prefix_end
-from floodmark.model.stream import order_places
+from floodmark.model.stream import OnGeneration, order_places
 from floodmark.model.version import VERSION_MAX, Version, physical_ms
 
 DESCRIPTION_CHARACTERS_MAX: Final = 1_000
@@ -99,6 +99,7 @@ class FeedSpec(ReaderSpec, frozen=True, kw_only=True):
     options: SinkOptions = msgspec.field(default_factory=SinkOptions)
     on_corrupt: OnCorrupt = OnCorrupt.FAIL
     snapshot: bool = False
+    on_generation: OnGeneration = OnGeneration.FAIL
 
     def __post_init__(self) -> None:
         require_name(self.name, "feed")
@@ -162,6 +163,7 @@ class FeedUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ranges: int | UnsetType = UNSET
     options: SinkOptions | UnsetType = UNSET
     on_corrupt: OnCorrupt | UnsetType = UNSET
+    on_generation: OnGeneration | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         _require_fields(self)

@@ -30,11 +30,11 @@ from floodmark.feed.named.feeds import Feed, RangeProgress
 from floodmark.feed.reading.items import Damage, OnCorrupt, OnDamaged
 from floodmark.feed.reading.rate import RateLimit
 from floodmark.feed.sinks.base import AllowedSinks, OpenSink, Sink, SinkContext
-from floodmark.model.change import Change
+from floodmark.model.change import Change, ChangeType
 from floodmark.model.errors import FloodmarkError, SinkFailed, Terminal, Unreachable, VersionCollected
 from floodmark.model.limits import FEED_BUFFER_BYTES_MAX
 from floodmark.model.ranges import KeyRange
-from floodmark.model.stream import ChangeBatch, ChangesRequest, order_places
+from floodmark.model.stream import ChangeBatch, ChangesRequest, SwapPlace, order_places
 from floodmark.model.version import Version
 
 # How long a round waits for its readers.  They notice the end with each batch, and an idle stream sends empty
@@ -52,13 +52,21 @@ _version: Final = attrgetter("version")
 class RangeBatch(NamedTuple):
     """All changes of a range in `(since, through]`; there may be none.
 
-    With `snapshot`, rows of the snapshot at `through`, up to that qualified key.
+    With `snapshot`, rows of the snapshot at `through`, up to that qualified key, or of what comes at the swap
+    behind it.
     """
 
     since: Version
     changes: Sequence[Change]
     through: Version
     snapshot: bytes | None = None
+
+    @property
+    def span(self) -> tuple[Version, Version]:
+        """Where a sink is told that it begins and ends; what comes at a swap has one version."""
+        if SwapPlace.decode(self.snapshot) is None:
+            return self.since, self.through
+        return self.through + 1, self.through + 1
 
 
 class RangeBuffer:
@@ -90,9 +98,15 @@ class RangeBuffer:
         self._is_over = self._closed = False
 
     def put(self, changes: Sequence[Change], through: Version, snapshot: bytes | None = None) -> bool:
-        """Wait for room, and add changes; False if the buffer was closed."""
+        """Wait for room, and add changes; False if the buffer was closed.
+
+        What comes at a swap is never in the buffer together with other changes.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or not self._is_full())
+            is_border = _is_at_swap(snapshot) != _is_at_swap(self.snapshot)
+            self._changed.wait_for(
+                lambda: self._closed or not (self.has_more if is_border else self._is_full())
+            )
             if self._closed:
                 return False
             self._changes += changes
@@ -126,12 +140,23 @@ class RangeBuffer:
     def _next_of_snapshot(self, records_max: int) -> RangeBatch | None:
         """Rows of a snapshot, or only the key that it has reached; None if all of it was taken."""
         since = self._since
-        # Its rows have the version at which the range begins, and all changes have higher ones.
-        rows = 0 if self._taken is None else bisect_right(self._changes, since, key=_version)
+        if _is_at_swap(self.snapshot):
+            rows = len(self._changes)
+        else:
+            # Its rows have the version at which the range begins, and all changes have higher ones.
+            rows = 0 if self._taken is None else bisect_right(self._changes, since, key=_version)
         if rows:
             end = min(rows, records_max)
-            return RangeBatch(since, self._changes[:end], since, self._prefix + self._changes[end - 1].key)
+            return RangeBatch(since, self._changes[:end], since, self._place_of(self._changes[end - 1]))
         return None if self.snapshot is None else RangeBatch(since, [], since, self.snapshot)
+
+    def _place_of(self, change: Change) -> bytes:
+        """The place behind a row, in the form of the last one."""
+        key = self._prefix + change.key
+        swap = SwapPlace.decode(self.snapshot)
+        if swap is None:
+            return key
+        return swap._replace(key=b"" if change.type is ChangeType.GENERATION else key).encode()
 
     def _next_commits(self, records_max: int) -> RangeBatch:
         end, through = len(self._changes), self.through
@@ -162,6 +187,10 @@ class RangeBuffer:
 
     def _is_full(self) -> bool:
         return self.bytes >= self._bytes_max
+
+
+def _is_at_swap(place: bytes | None) -> bool:
+    return SwapPlace.decode(place) is not None
 
 
 def weigh(changes: Sequence[Change]) -> int:
@@ -460,6 +489,7 @@ class RangeWorker:
             follow=True,
             heartbeats=self.counting is not None,
             snapshot=self.buffer.snapshot,
+            on_generation=feed.spec.on_generation,
         )
         if until is not None and request.since >= until and request.snapshot is None:
             self.buffer.finish()
@@ -490,10 +520,10 @@ class RangeWorker:
             while (batch := self.buffer.take(options.batch_records, linger_seconds)) is not None:
                 if batch.changes and not self._deliver(batch):
                     return
+                # First of all: a version behind the snapshot must never be seen with a key in it.
+                self.snapshot = batch.snapshot
                 if self.counting is not None and batch.through > self.checkpoint:
                     self.counting.deliver([change.version for change in batch.changes], batch.through)
-                # In this order: a version behind the snapshot must never be seen with a key in it.
-                self.snapshot = batch.snapshot
                 self.checkpoint = batch.through
         finally:
             self._close()
@@ -531,22 +561,26 @@ class RangeWorker:
 
     def _open(self) -> Sink:
         if self._sink is None:
-            feed = self._round.feed
+            feed, since, place = self._round.feed, self.checkpoint, self.snapshot
+            swap = SwapPlace.decode(place)
+            if swap is not None:
+                since, place = since + 1, swap.key
             context = SinkContext(
                 site=self._round.surroundings.site,
                 feed=feed.name,
                 namespace=feed.spec.namespace,
                 range_id=self.id,
                 keys=user_keys(self._keys, feed.namespace_id),
-                since=self.checkpoint,
-                snapshot=None if self.snapshot is None else self.snapshot[NAMESPACE_BYTES:],
+                since=since,
+                snapshot=None if place is None else place[NAMESPACE_BYTES:],
             )
             self._sink = self._round.surroundings.open_sink(feed.spec.sink, context)
         return self._sink
 
     def _write(self, batch: RangeBatch) -> None:
         sink = self._open()
-        sink.write(batch.changes, since=batch.since, through=batch.through)
+        since, through = batch.span
+        sink.write(batch.changes, since=since, through=through)
         sink.flush()
 
     def _close(self) -> None:

@@ -19,6 +19,7 @@ from floodmark.feed.safepoints import SafePoints
 from floodmark.model.change import Heartbeat
 from floodmark.model.errors import InvalidArgument, VersionCollected
 from floodmark.model.ranges import KeyRange
+from floodmark.model.stream import OnGeneration
 from floodmark.model.version import Version
 from floodmark.partition import Node, version_of
 
@@ -45,6 +46,7 @@ class CutRequest(msgspec.Struct, frozen=True, kw_only=True):
     It goes up to `until` or the resolved version, and holds at most `changes_max` changes, but always a
     whole commit.  With `at_heartbeat` it ends at the `through` of its last heartbeat, if it has one, so that
     several readers come to the same end.  With `own`, only changes first written at this site are counted.
+    Unless `on_generation` is to fail, a swap is a step of its own.
     """
 
     namespace: int
@@ -53,6 +55,7 @@ class CutRequest(msgspec.Struct, frozen=True, kw_only=True):
     changes_max: int | None = None
     at_heartbeat: bool = False
     own: bool = False
+    on_generation: OnGeneration = OnGeneration.FAIL
 
     def __post_init__(self) -> None:
         if self.changes_max is not None and self.changes_max < 1:
@@ -78,7 +81,14 @@ def cut_changes(
         resolved = node.resolved_version()
         end = resolved if request.until is None else min(resolved, request.until)
         # Looked up after the resolved version: a swap that is missed here lies above it.
-        end = end_before_swap(swap_after(request.namespace, since), since, end)
+        swap = swap_after(request.namespace, since)
+        if (
+            swap is not None
+            and swap.version == since + 1 <= end
+            and request.on_generation != OnGeneration.FAIL
+        ):
+            return ChangesCut(swap.version, None, resolved, batches=False)
+        end = end_before_swap(swap, since, end)
         if end <= since:
             return ChangesCut(max(end, request.since), 0, resolved, batches=False)
         keys = qualify_range(request.namespace)

@@ -9,6 +9,10 @@ as changes with `snapshot` set and the version S.  All rows of a batch belong to
 batch of the snapshot has `since` and `through` S.  A range that is opened in the middle of the snapshot has
 `snapshot` in its context: the keys above that one are delivered again.
 
+What comes at a swap, if the feed goes on there, has one version and stands in order of keys, too, and is
+delivered as a snapshot is, its rows with or without `snapshot` set.  First of all each range gets a change of
+type `generation`, which has no key.
+
 After a crash, an error or a move, the range is opened again at its last checkpoint and **the changes above it
 are delivered again**.  A sink must make that harmless: by key and stamp, as another site does; by leaving out
 the rows that it holds, as files do; or by saying so, as stdout does.  A repeated batch may end at another

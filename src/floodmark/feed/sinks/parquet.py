@@ -60,7 +60,7 @@ SCHEMA: Final = pyarrow.schema(
 
 _OWNER: Final = "_floodmark.json"
 _NAME: Final = re.compile(
-    r"(changes-(?P<range>\d{6,})-(?P<since>\d{20})-(?P<through>\d{20})"
+    r"(changes-(?P<range>\d{6,})-(?P<since>\d{20})-(?P<through>\d{20})(-(?P<swap_part>[0-9a-f]{16}))?"
     r"|snapshot-(?P<snapshot_range>\d{6,})-(?P<version>\d{20})-(?P<part>[0-9a-f]{16}))\.parquet"
 )
 
@@ -86,10 +86,12 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 class ChangeFile(NamedTuple):
-    """A file of changes, or with `part` one of the rows of a snapshot at `through`, by its name.
+    """A file of changes, or with `part` one of the rows of a snapshot or a swap at `through`, by its name.
 
     >>> ChangeFile(3, 17, 42).name
     'changes-000003-00000000000000000017-00000000000000000042.parquet'
+    >>> ChangeFile(3, 41, 42, "00000000000000ff").name
+    'changes-000003-00000000000000000041-00000000000000000042-00000000000000ff.parquet'
     >>> ChangeFile(3, 42, 42, "00000000000000ff").name
     'snapshot-000003-00000000000000000042-00000000000000ff.parquet'
     """
@@ -103,14 +105,17 @@ class ChangeFile(NamedTuple):
     def of(cls, range_id: int, changes: Sequence[Change], since: Version, through: Version) -> "ChangeFile":
         """The file of a batch."""
         first = changes[0]
-        part = f"{hash_bytes(first.key, SEED):016x}" if first.snapshot else None
-        return cls(range_id, since, through, part)
+        if since < through:
+            return cls(range_id, since, through)
+        part = f"{hash_bytes(first.key, SEED):016x}"
+        return cls(range_id, since if first.snapshot else since - 1, through, part)
 
     @property
     def name(self) -> str:
-        if self.part is not None:
+        if self.part is not None and self.since == self.through:
             return f"snapshot-{self.range_id:06}-{self.through:020}-{self.part}.parquet"
-        return f"changes-{self.range_id:06}-{self.since:020}-{self.through:020}.parquet"
+        part = "" if self.part is None else f"-{self.part}"
+        return f"changes-{self.range_id:06}-{self.since:020}-{self.through:020}{part}.parquet"
 
 
 @dataclass(frozen=True)
@@ -152,9 +157,10 @@ class ParquetSink:
         if self._closed:
             raise Closed(f"the sink parquet:{self._directory.location} was closed; open it again")
         with self._failing():
-            missing = self._missing(changes)
+            is_by_key = since == through
+            missing = self._missing(changes, is_by_key=is_by_key)
             if missing:
-                if len(missing) < len(changes):
+                if len(missing) < len(changes) and not is_by_key:
                     # Named by what it adds, so that it does not replace the file that holds the rest.
                     since, through = max(since, missing[0].version - 1), missing[-1].version
                 file = ChangeFile.of(self._context.range_id, missing, since, through)
@@ -207,9 +213,11 @@ class ParquetSink:
         held = (_hold(self._directory, file) for file in files if file.through >= context.since)
         return [each for each in held if each.last > start]
 
-    def _missing(self, changes: Sequence[Change]) -> list[Change]:
+    def _missing(self, changes: Sequence[Change], *, is_by_key: bool) -> list[Change]:
         """The changes of a batch that no published file holds."""
-        first, last = _place_of(changes[0]), _place_of(changes[-1])
+        first, last = [
+            (change.version, change.key if is_by_key else _LAST_KEY) for change in (changes[0], changes[-1])
+        ]
         self._held = [held for held in self._held if held.last >= first]
         known: set[_RowId] = set()
         for held in self._held:
@@ -274,7 +282,7 @@ def _parse(name: str) -> ChangeFile | None:
     if match["part"] is not None:
         version = int(match["version"])
         return ChangeFile(int(match["snapshot_range"]), version, version, match["part"])
-    return ChangeFile(int(match["range"]), int(match["since"]), int(match["through"]))
+    return ChangeFile(int(match["range"]), int(match["since"]), int(match["through"]), match["swap_part"])
 
 
 def _hold(directory: Directory, file: ChangeFile) -> _Held:
@@ -282,10 +290,6 @@ def _hold(directory: Directory, file: ChangeFile) -> _Held:
         return _Held(directory, file, (file.since + 1, b""), (file.through, _LAST_KEY))
     keys = _read(directory, file, ["key"])["key"]
     return _Held(directory, file, (file.through, keys[0].as_py()), (file.through, keys[-1].as_py()))
-
-
-def _place_of(change: Change) -> _Place:
-    return change.version, change.key if change.snapshot else _LAST_KEY
 
 
 def _read(directory: Directory, file: ChangeFile, columns: list[str]) -> pyarrow.Table:

@@ -412,7 +412,12 @@ class SparkRound(Round):
         checkpoint = min(part.checkpoint for part in self._ranges.values())
         is_at_snapshot = any(part.snapshot is not None for part in self._ranges.values())
         cut = self._job.host.versions.cut_changes(
-            self.feed.spec.namespace, checkpoint, None, min(ends, default=None), False
+            self.feed.spec.namespace,
+            checkpoint,
+            None,
+            min(ends, default=None),
+            False,
+            on_generation=self.feed.spec.on_generation,
         )
         behind = [
             part
