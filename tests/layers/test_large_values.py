@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.layers.conftest import CHUNK, Place
+from tests.layers.conftest import CHUNK, Place, cut_at_every_write
 from tests.replication.support_links import Mesh
-from tests.site.support import HookedEngine, nothing, open_memory
+from tests.site.support import HookedEngine, open_memory
 
 from floodmark.layers import LargeValues, large_values
 from floodmark.layers.ports import LAYER
@@ -22,11 +22,11 @@ from floodmark.model.errors import (
     InvalidValue,
     KeyNotFound,
     NamespaceExists,
+    NamespaceNotFound,
     TransactionEnded,
     WrongPolicy,
 )
 from floodmark.site import Site
-from floodmark.testing import SimulatedCrash
 from floodmark.testing.clock import SimulatedTime
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
@@ -154,29 +154,13 @@ def _step(stream: Any, step: str, number: int) -> object:
 
 def at_every_write(work: Callable[[LargeValues], object]) -> Iterator[tuple[LargeValues, SimulatedTime]]:
     """The layer after a power cut at each write of `work`, and at last after all of them."""
-    for allowed in range(1_000):
-        engine, time = HookedEngine(), SimulatedTime()
-        with open_memory(engine, time) as site:
-            LargeValues(site, NAME).put(b"switch", content(7 * CHUNK, 1))
-            time.advance(2 * HOUR_MS)
-            left = iter(range(allowed))
 
-            def refuse(operation: str, left: Iterator[int] = left) -> None:
-                if operation == "write" and next(left, None) is None:
-                    raise SimulatedCrash
+    def prepare(site: Site, time: SimulatedTime) -> None:
+        LargeValues(site, NAME).put(b"switch", content(7 * CHUNK, 1))
+        time.advance(2 * HOUR_MS)
 
-            engine.before = refuse
-            try:
-                work(LargeValues(site, NAME))
-                ended = True
-            except SimulatedCrash:
-                ended = False
-            engine.before = nothing
-            survivor = engine.crashed()
-        with open_memory(survivor, time) as site:
-            yield LargeValues(site, NAME), time
-        if ended:
-            return
+    for site, time in cut_at_every_write(prepare, lambda site, _: work(LargeValues(site, NAME))):
+        yield LargeValues(site, NAME), time
 
 
 def collect(values: LargeValues, time: SimulatedTime) -> None:
@@ -390,13 +374,20 @@ def test_a_layer_has_a_namespace_of_its_own(place: Place) -> None:
 def test_a_namespace_can_be_created_for_large_values(place: Place) -> None:
     values = place.site.create_namespace(NAME, large_values=True)
     values.put(b"switch", content(3 * CHUNK))
-    assert LargeValues(place.site, NAME).get(b"switch") == content(3 * CHUNK)
+    assert place.site.namespace(NAME, large_values=True).get(b"switch") == content(3 * CHUNK)
     assert place.site.create_namespace(NAME, large_values=True, exist_ok=True).get(b"switch") is not None
     with pytest.raises(NamespaceExists):
         place.site.create_namespace(NAME, large_values=True)
     with pytest.raises(InvalidArgument, match="leave these out"):
         place.site.create_namespace("counts", large_values=True, merge="counter")
     assert "counts" not in place.site.namespaces()
+    with pytest.raises(InvalidArgument, match="leave these out"):
+        place.site.namespace(NAME, large_values=True, codec="json")  # type: ignore[call-overload]
+    with pytest.raises(NamespaceNotFound):
+        place.site.namespace("counts", large_values=True)
+    place.site.create_namespace("plain").put(b"switch", b"up")
+    with pytest.raises(WrongPolicy, match="holds other records"):
+        place.site.namespace("plain", large_values=True)
 
 
 def test_what_cannot_be_stored_is_refused(place: Place) -> None:

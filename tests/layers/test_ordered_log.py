@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.layers.conftest import Place
+from tests.layers.conftest import Place, cut_at_every_write
 from tests.site.support import HookedEngine, open_memory
 
 import floodmark
 from floodmark.layers import LogPosition, OrderedLog
 from floodmark.layers.ordered_log import Ordering
 from floodmark.model.errors import Conflict, InvalidArgument, VersionCollected, WrongPolicy
+from floodmark.site import Site
 from floodmark.site.transaction import Transaction
 from floodmark.testing.clock import SimulatedTime
 
@@ -86,6 +87,43 @@ def test_an_entry_is_appended_with_the_writes_of_its_transaction_or_not_at_all(
     log.append(b"never", transaction=transaction)
     transaction.abort()
     assert len(entries(log)) == 13
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_appends_that_fail_anywhere_leave_what_has_returned_in_order_and_no_part_of_a_transaction(
+    ordering: Ordering,
+) -> None:
+    appended: list[bytes] = []
+
+    def prepare(site: Site, _: SimulatedTime) -> None:
+        site.create_namespace("accounts")
+        append(OrderedLog(site, NAME, ordering=ordering), b"before")
+        appended[:] = [b"before"]
+
+    def work(site: Site, time: SimulatedTime) -> None:
+        log = OrderedLog(site, NAME, ordering=ordering)
+        append(log, b"alone")
+        appended.append(b"alone")
+        # In another span, which is marked first.
+        time.advance(20_000)
+        with site.transaction() as transaction:
+            transaction.put(site.namespace("accounts"), b"ada", b"10")
+            log.append(b"together", transaction=transaction)
+        appended.append(b"together")
+        append(log, b"last")
+        appended.append(b"last")
+
+    cuts = 0
+    for site, _ in cut_at_every_write(prepare, work):
+        log = OrderedLog(site, NAME, ordering=ordering)
+        found = entries(log)
+        assert found in (appended, [*appended, *[b"alone", b"together", b"last"][len(appended) - 1 :][:1]])
+        assert (site.namespace("accounts").get(b"ada") is not None) == (b"together" in found)
+        append(log, b"after")
+        assert entries(log) == [*found, b"after"]
+        cuts += 1
+    # Three appends and the mark of a span, each at least; and no cut.
+    assert cuts >= 5
 
 
 def test_a_follower_gets_what_was_there_and_what_comes(place: Place, log: OrderedLog) -> None:

@@ -45,9 +45,9 @@ from floodmark.model.version import Version, physical_ms
 LARGE_VALUES: Final = b"large values 1"
 
 CHUNK_BYTES: Final = 512 * KIB
-# Chunks of one commit, and commits under way: they bound the memory of a put.
-COMMIT_CHUNKS: Final = 8
-COMMITS: Final = 4
+# Chunks of one commit, and commits under way: they bound the memory of a put, here and at the server.
+COMMIT_CHUNKS: Final = 4
+COMMITS: Final = 2
 # Up to so many chunks are read one by one when a value is opened: a scan costs more, but keeps the others.
 FEW_CHUNKS: Final = 4
 GARBAGE_AGE: Final = timedelta(hours=1)

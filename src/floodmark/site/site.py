@@ -180,12 +180,12 @@ class Site(AtomicCalls, PartitionCalls, TransactionCalls):
         "fields" merges a JSON object field by field; "counter" adds numbers up, and reads return int.  With
         `exist_ok` a namespace that is there is returned with the settings that it has, if it merges so; else
         NamespaceExists is raised.  For `codec`, see `namespace`.  With `large_values` it takes values of any
-        size; open it again as `floodmark.layers.LargeValues(site, name)`.
+        size; open it again by `namespace(name, large_values=True)`.
         """
         require_name(name, "namespace")
         coder = find_codec(codec)
-        if large_values and (merge != "last_write" or ttl is not None or coder is not None):
-            raise InvalidArgument("large values have no merge policy, time to live or codec: leave these out")
+        if large_values:
+            _require_plain(merge == "last_write" and ttl is None and coder is None)
         kept = RETENTION if retention is None else retention
         settings = NamespaceSettings(merge=merge, ttl=ttl, retention=kept)
         try:
@@ -216,18 +216,24 @@ class Site(AtomicCalls, PartitionCalls, TransactionCalls):
     @overload
     def namespace(self, name: str, *, codec: Codec[Value]) -> CodedNamespace[Value]: ...
 
+    @overload
+    def namespace(self, name: str, *, large_values: Literal[True]) -> LargeValues: ...
+
     def namespace(
-        self, name: str, *, codec: CodecName | Codec[Any] | None = None
-    ) -> Namespace[Any] | CodedNamespace[Any]:
+        self, name: str, *, codec: CodecName | Codec[Any] | None = None, large_values: bool = False
+    ) -> Namespace[Any] | CodedNamespace[Any] | LargeValues:
         """The namespace of a name, which must be there.
 
         Keys and values are bytes, and counters int (the handle is a `CounterNamespace`).  With `codec` keys
         are text, and values text ("text"), what JSON can hold ("json"), or what a `Codec` of your own makes
-        of the bytes.
+        of the bytes.  With `large_values` it is the one that was created so.
         """
         require_name(name, "namespace")
         coder = find_codec(codec)
         row = self.host.namespaces.find_namespace(name)
+        if large_values:
+            _require_plain(coder is None)
+            return LargeValues(self, name)
         return with_codec(open_namespace(row, self._host, durable=self._durable), coder)
 
     def namespaces(self) -> list[str]:
@@ -468,3 +474,9 @@ class Site(AtomicCalls, PartitionCalls, TransactionCalls):
     def statistics(self) -> SiteStatistics:
         """The site at this moment."""
         return self.host.status.statistics()
+
+
+def _require_plain(is_plain: bool) -> None:
+    """Refuse settings that large values cannot have."""
+    if not is_plain:
+        raise InvalidArgument("large values have no merge policy, time to live or codec: leave these out")
