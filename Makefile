@@ -8,7 +8,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check format bench bench-feed bench-server bench-spark bench-replication bench-verify bench-log bench-nodes bench-atomic bench-transactions bench-takeover bench-layers soak clean
+.PHONY: help setup demo test test-all check format bench bench-feed bench-server bench-spark bench-replication bench-verify bench-log bench-nodes bench-atomic bench-transactions bench-takeover bench-layers bench-publish soak clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' Makefile
@@ -64,6 +64,9 @@ bench-log: $(STAMP) ## Measure the batched log beside the bare one
 
 bench-takeover: $(STAMP) ## Measure how long writes stop when a node is lost or a partition moves
 	@$(BIN)/python benchmarks/takeover.py $(ARGS)
+
+bench-publish: $(STAMP) ## Measure publishing a data set beside our upsert and COPY into PostgreSQL
+	@$(BIN)/python benchmarks/publish.py $(ARGS)
 
 bench-layers: $(STAMP) ## Measure layers beside the plain calls that they are built on
 	@$(BIN)/python benchmarks/layers.py $(ARGS)
