@@ -191,6 +191,20 @@ def test_rows_may_be_arrow_tables_and_batches(site: Site) -> None:
     assert dict(users.scan()) == {b"ada": b"2", b"bob": b"1"}
 
 
+def test_a_partition_that_splits_while_rows_are_loaded_loses_none(tmp_path: Path) -> None:
+    with floodmark.open(tmp_path, site="oslo", background=False) as site:
+        users = site.create_namespace("users")
+        generation = site.host.generations.begin_generation("users", 0, "test")
+        load(site, "users", generation, {b"%03d" % number: b"1" for number in range(300)})
+        site.split("users", b"150")
+        users.put(b"149", b"2")
+        users.put(b"150", b"2")
+        load(site, "users", generation, {b"%03d" % number: b"1" for number in range(100, 400)})
+        site.host.generations.swap_generation("users", generation.number, 1)
+        expected = {b"%03d" % number: b"2" if number in (149, 150) else b"1" for number in range(400)}
+        assert dict(users.scan()) == expected
+
+
 def test_a_data_set_in_any_order_is_loaded_as_sorted_files(tmp_path: Path) -> None:
     with floodmark.open(tmp_path, site="oslo", background=False) as site:
         users = site.create_namespace("users")

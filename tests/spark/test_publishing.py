@@ -1,5 +1,8 @@
 """Publishing a DataFrame: what is read afterwards, and what is left when tasks repeat, come late or fail."""
 
+import csv
+from pathlib import Path
+
 import pyarrow
 import pytest
 from pyspark.errors import PySparkException
@@ -7,7 +10,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import BinaryType, StructField, StructType
 from tests.spark.support_write import batches_of
 
-from floodmark.model.errors import InvalidArgument, InvalidOption, PublicationConflict, SchemaMismatch
+from floodmark.model.errors import (
+    InvalidArgument,
+    InvalidOption,
+    PublicationConflict,
+    SchemaMismatch,
+    WrongPolicy,
+)
 from floodmark.site import Namespace, Site
 from floodmark.spark import publish
 from floodmark.spark.source.publishing import PublishingWriter, open_publisher
@@ -100,3 +109,28 @@ def test_rows_that_are_not_in_the_order_that_was_promised_are_refused(users: Nam
     with pytest.raises(InvalidArgument, match="sort them first"):
         writer.write(batches_of([(b"b", b"1"), (b"a", b"2")]))
     writer.abort([])
+
+
+def test_refused_rows_go_to_a_file_of_the_driver_up_to_a_limit(
+    spark: SparkSession, users: Namespace, url: str, tmp_path: Path
+) -> None:
+    users.put(b"old", b"1")
+    rows = spark.range(1_000, numPartitions=2).selectExpr(
+        "if(id % 400 = 7, null, cast(cast(id as string) as binary)) as key",
+        "if(id = 5, null, cast('new' as binary)) as value",
+    )
+    refused = tmp_path / "refused.csv"
+    with pytest.raises(PySparkException, match="refused"):
+        publish(rows, url, "users", options={"refused": str(refused), "refusedMax": "2"})
+    assert dict(users.scan()) == {b"old": b"1"}
+    publish(rows, url, "users", options={"refused": str(refused)})
+    assert len(dict(users.scan())) == 996
+    with refused.open(newline="") as file:
+        assert sorted(row["key"] for row in csv.DictReader(file)) == ["5", "None", "None", "None"]
+
+
+def test_a_namespace_of_fields_or_counters_takes_no_data_set(site: Site, url: str) -> None:
+    for merge in ("fields", "counter"):
+        site.create_namespace(merge, merge=merge)
+        with pytest.raises(WrongPolicy, match="merges by 'last_write'"):
+            open_publisher({"path": url, "namespace": merge}, PAIRS)

@@ -4,9 +4,10 @@ Rows come as pairs or as Arrow batches with the columns `key` and `value`; of th
 Python unless something is wrong with it.
 """
 
+import csv
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import IO, Any, Final, TypeAlias
 
 import numpy
 import pyarrow
@@ -24,6 +25,7 @@ from floodmark.model.errors import (
     InvalidArgument,
     InvalidKey,
     InvalidValue,
+    LimitExceeded,
     SchemaMismatch,
 )
 from floodmark.model.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
@@ -41,6 +43,8 @@ Rows: TypeAlias = (
 Refuse: TypeAlias = Callable[[Any, FloodmarkError], None]
 # Of several rows with one key the last counts, or the publication fails.
 DUPLICATES: Final = ("fail", "last")
+# So many refused rows are noted before a publication fails.
+REFUSED_MAX: Final = 1_000
 
 _BATCH_ROWS: Final = 4_096
 _BINARY: Final = pyarrow.binary()
@@ -134,6 +138,28 @@ class DataSet:
             raise error
         self._on_refused(pair, error)
         self.refused += 1
+
+
+class RefusedRows:
+    """Rows that no namespace takes, with what is wrong with them, in a CSV file, up to a limit."""
+
+    def __init__(self, file: IO[str], rows_max: int = REFUSED_MAX) -> None:
+        self._count = 0
+        self._rows_max = rows_max
+        self._writer = csv.writer(file)
+        self._writer.writerow(["key", "value", "error"])
+
+    def add(self, pair: Any, error: object) -> None:
+        """Note a row.  Raises LimitExceeded beyond the limit."""
+        self._count += 1
+        if self._count > self._rows_max:
+            raise LimitExceeded(f"more than {self._rows_max:,} rows are refused, the last because {error}")
+        self._writer.writerow([*map(as_text, pair), error])
+
+
+def as_text(value: Any) -> str:
+    """A key or value as it stands in a file of refused rows."""
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
 
 
 def refuse_duplicates(duplicates: object, namespace: str) -> Callable[[bytes], None] | None:

@@ -1,6 +1,5 @@
 """publish, and generation list, show, rollback and drop."""
 
-import csv
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import timedelta
@@ -18,7 +17,8 @@ from floodmark.cli.render.progress import tracked
 from floodmark.cli.render.text import show_version
 from floodmark.host.catalog import KEPT_GENERATIONS, GenerationRow
 from floodmark.model import Version
-from floodmark.model.errors import FloodmarkError, LimitExceeded, SchemaMismatch
+from floodmark.model.errors import SchemaMismatch
+from floodmark.site.dataset import REFUSED_MAX, RefusedRows
 
 commands = Commands("generation")
 
@@ -62,7 +62,7 @@ def publish(
     refused: Annotated[
         Path | None, "CSV", "Write rows that no namespace takes to this file, and go on without them."
     ] = None,
-    refused_max: Annotated[int, "ROWS", "Fail after so many refused rows.", {"min": 0}] = 1_000,
+    refused_max: Annotated[int, "ROWS", "Fail after so many refused rows.", {"min": 0}] = REFUSED_MAX,
 ) -> None:
     """Replace a namespace by the rows of a file, at once.
 
@@ -78,10 +78,12 @@ def publish(
       floodmark publish prices.jsonl data/oslo prices --key sku --resume nightly --refused refused.csv
     """
     with ExitStack() as stack:
-        refusals = _Refusals(stack, refused, refused_max)
+        on_refused = None
+        if refused is not None:
+            file_of_refused = stack.enter_context(refused.open("w", newline=""))
+            on_refused = RefusedRows(file_of_refused, refused_max).add
         track = stack.enter_context(tracked("loading"))
         rows = _read(file, key)
-        on_refused = None if refused is None else refusals.add
         if dry_run:
             taken, left = site.generations.check(
                 name, rows, duplicates=duplicates, on_refused=on_refused, report=track
@@ -158,27 +160,6 @@ def _fields(generation: GenerationRow) -> dict[str, Any]:
 
 def _show(version: Version | None) -> str:
     return show_version(version) if version else ""
-
-
-class _Refusals:
-    """Rows that no namespace takes, with what is wrong with them, in a file."""
-
-    def __init__(self, stack: ExitStack, path: Path | None, limit: int) -> None:
-        self.count = 0
-        self._limit = limit
-        if path is not None:
-            self._writer = csv.writer(stack.enter_context(path.open("w", newline="")))
-            self._writer.writerow(["key", "value", "error"])
-
-    def add(self, pair: Any, error: FloodmarkError) -> None:
-        self.count += 1
-        if self.count > self._limit:
-            raise LimitExceeded(f"more than {self._limit:,} rows are refused, the last because {error}")
-        self._writer.writerow([*map(_as_text, pair), error])
-
-
-def _as_text(value: Any) -> str:
-    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
 
 
 def _read(path: Path, key: str) -> Iterator[tuple[Any, Any] | pyarrow.RecordBatch]:

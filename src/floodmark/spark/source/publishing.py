@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
@@ -20,10 +21,10 @@ from pyspark.sql.types import StructType
 
 from floodmark.columns.sorting import sort_pairs
 from floodmark.host.catalog import KEPT_GENERATIONS
-from floodmark.model.errors import FloodmarkError
+from floodmark.model.errors import FloodmarkError, InvalidKey, InvalidTimeToLive, InvalidValue, LimitExceeded
 from floodmark.model.partition import GenerationStream
 from floodmark.model.text import read_at
-from floodmark.site.dataset import DUPLICATES, refuse_duplicates
+from floodmark.site.dataset import DUPLICATES, REFUSED_MAX, RefusedRows, as_text, refuse_duplicates
 from floodmark.site.generations import check_keep
 from floodmark.spark.runtime.patience import ask_patiently
 from floodmark.spark.source.incoming import Encoder, check_columns, check_stamps
@@ -33,7 +34,44 @@ from floodmark.spark.source.writing import BatchSender, Target, TaskResult
 
 # A column with the place of each row in the DataFrame.
 _PLACE: Final = "_place"
-OPTIONS: Final = COMMON | {"valueFormat", "base", "keep", "duplicates", "inOrder"}
+OPTIONS: Final = COMMON | {"valueFormat", "base", "keep", "duplicates", "inOrder", "refused", "refusedMax"}
+# What the driver gets to see of the key and of the value of a refused row.
+_SHOWN: Final = 1_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Loaded(TaskResult):
+    """The result of a task, with the rows that it has left out: keys, values and errors as text."""
+
+    refused: tuple[tuple[str, str, str], ...]
+
+
+class _Refused:
+    """The rows that a task leaves out, up to a limit; without one, the first fails the task."""
+
+    def __init__(self, rows_max: int | None) -> None:
+        self.rows: list[tuple[str, str, str]] = []
+        self._rows_max = rows_max
+
+    def encode(self, encoder: Encoder, rows: pyarrow.RecordBatch) -> Iterator[pyarrow.RecordBatch]:
+        """Rows as stored records.  Those that cannot be are found by halving."""
+        try:
+            yield encoder.encode(rows)
+        except (InvalidKey, InvalidValue, InvalidTimeToLive) as error:
+            if self._rows_max is None:
+                raise
+            if len(rows) > 1:
+                half = len(rows) // 2
+                yield from self.encode(encoder, rows.slice(0, half))
+                yield from self.encode(encoder, rows.slice(half))
+                return
+            if len(self.rows) == self._rows_max:
+                raise LimitExceeded(
+                    f"more than {self._rows_max:,} rows are refused, the last because {error}"
+                ) from error
+            row = rows.to_pylist()[0]
+            key, value = row.pop("key"), row.get("value", row)
+            self.rows.append((as_text(key)[:_SHOWN], as_text(value)[:_SHOWN], str(error)))
 
 
 @dataclass
@@ -46,6 +84,9 @@ class PublishingWriter(DataSourceArrowWriter):
     # What becomes of a key that stands in several rows of a task, and whether its rows are in order of keys.
     refuse: Callable[[bytes], None] | None
     in_order: bool
+    # The driver's file of rows that no namespace takes, and how many these may be; None if the job fails.
+    refused: Path | None = None
+    refused_max: int = REFUSED_MAX
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> TaskResult:
         target = self.target
@@ -55,17 +96,24 @@ class PublishingWriter(DataSourceArrowWriter):
         with ask_patiently(target.address.connect) as site:
             row = ask_patiently(lambda: site.host.namespaces.find_namespace(target.namespace))
             encoder = Encoder(target.layout, row.id, row.settings.ttl, site.host.physical_ms, row.merge)
-            encoded = (encoder.encode(batch) for batch in chain([first], iterator))
+            refused = _Refused(self.refused_max if self.refused else None)
+            encoded = (part for batch in chain([first], iterator) for part in refused.encode(encoder, batch))
             with closing(site.host.write_stream(GenerationStream(row.id, self.number))) as stream:
                 # Keys ascend, so no batch overtakes one with the same key.
                 delivery = BatchSender(stream, in_order=False)
                 for pairs in sort_pairs(encoded, self.refuse, in_order=self.in_order):
                     delivery.send(pairs)
                 delivery.finish()
-            return TaskResult(records=delivery.sent, stored=delivery.stored)
+            return _Loaded(records=delivery.sent, stored=delivery.stored, refused=tuple(refused.rows))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         rows = sum(each.records for each in messages if isinstance(each, TaskResult))
+        if self.refused is not None:
+            with self.refused.open("w", newline="") as file:
+                refused = RefusedRows(file, self.refused_max)
+                for each in messages:
+                    for key, value, error in each.refused if isinstance(each, _Loaded) else ():
+                        refused.add((key, value), error)
         with self.target.address.connect() as site:
             site.generations.finish(self.target.namespace, self.number, keep=self.keep, rows=rows)
 
@@ -86,12 +134,20 @@ def open_publisher(given: Mapping[str, str], schema: StructType) -> PublishingWr
     keep = options.number("keep") or KEPT_GENERATIONS
     check_keep(keep)
     refuse = refuse_duplicates(options.choice("duplicates", DUPLICATES), target.namespace)
-    in_order = options.flag("inOrder")
+    in_order, refused = options.flag("inOrder"), options.text("refused")
     with address.connect() as site:
         begun = site.host.generations.begin_generation(
             target.namespace, options.read("base", read_at) or 0, f"spark/{uuid4().hex[:8]}"
         )
-    return PublishingWriter(target, begun.number, keep, refuse, in_order)
+    return PublishingWriter(
+        target,
+        begun.number,
+        keep,
+        refuse,
+        in_order,
+        refused=None if refused is None else Path(refused),
+        refused_max=options.number("refusedMax") or REFUSED_MAX,
+    )
 
 
 def publish(
