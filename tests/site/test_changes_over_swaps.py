@@ -5,6 +5,7 @@ from datetime import timedelta
 from itertools import islice
 
 import pytest
+from tests.waiting import HANG_SECONDS
 
 from floodmark import Change, ChangeType, Resolved, Site
 from floodmark.codec.ordered import qualify_range
@@ -176,3 +177,13 @@ def test_wrong_requests_are_refused(site: Site) -> None:
     request = ChangesRequest(keys=keys, namespace=users.id, own=True, on_generation=OnGeneration.DIFFERENCE)
     with pytest.raises(InvalidArgument, match="whole records"):
         site.host.changes(request)
+
+
+def test_a_data_set_completes_the_watches_of_keys_that_it_changes(site: Site) -> None:
+    users = site.create_namespace("users")
+    users.put_many({b"gone": b"1", b"same": b"1", b"other": b"1"})
+    watches = {key: site.watch(users, key) for key in (b"gone", b"same", b"other")}
+    swap = site.generations.publish("users", {b"same": b"1", b"other": b"2"}).version
+    assert [watches[key].result(HANG_SECONDS) for key in (b"gone", b"other")] == [swap, swap]
+    assert not watches[b"same"].done()
+    assert users.put(b"same", b"2") == watches[b"same"].result(HANG_SECONDS)

@@ -358,6 +358,7 @@ class Site(AtomicCalls, PartitionCalls, TransactionCalls):
         prefix: bytes | None = None,
         holder: str | None = None,
         unacked_max: int = UNACKED_DEFAULT,
+        on_generation: Reaction = OnGeneration.FAIL,
         options: SubscriptionOptions | None = None,
     ) -> Subscription:
         """A durable subscription to the changes of a namespace, made if it is not there.
@@ -365,7 +366,7 @@ class Site(AtomicCalls, PartitionCalls, TransactionCalls):
         It remembers what was acknowledged, change by change, and delivers the rest again.  One consumer at
         a time has it; `holder` names this one to the others, and a consumer with the same name takes
         over at once.  A new subscription begins at `start`: with a snapshot of every key, or at a place
-        where `changes` may begin.
+        where `changes` may begin.  `on_generation` is as for `changes`.
 
         >>> import floodmark, tempfile
         >>> with floodmark.open(tempfile.mkdtemp(), site="oslo") as site:
@@ -382,6 +383,7 @@ class Site(AtomicCalls, PartitionCalls, TransactionCalls):
             namespace=namespace,
             keys=check_range(start_key, end_key, prefix),
             unacked_max=unacked_max,
+            on_generation=to_reaction(on_generation),
         )
         return open_subscription(
             self.host.subscriptions,

@@ -6,6 +6,8 @@ however many watches there are.  The thread ends after the last of them.
 A watch is registered while its transaction is open.  The version above which a change counts is known at
 the commit: that of the reads, or that of the commit if the transaction writes the key itself.  Until `arm`
 names it, changes are only noted.
+
+A data set that is published changes the keys that are different in it.
 """
 
 from concurrent.futures import Future
@@ -18,7 +20,7 @@ from floodmark.host.ports import Host
 from floodmark.model.errors import Closed, LimitExceeded, Retryable
 from floodmark.model.limits import WATCHES_MAX
 from floodmark.model.ranges import KeyRange, after
-from floodmark.model.stream import ChangeBatch, ChangesRequest
+from floodmark.model.stream import ChangeBatch, ChangesRequest, OnGeneration
 from floodmark.model.version import VERSION_MAX, Version
 from floodmark.site.coordinated import PACE, Pace
 from floodmark.site.gathering import AnyNamespace
@@ -42,6 +44,8 @@ class _Follower:
     def __init__(self, namespace: int, position: Version) -> None:
         self.namespace = namespace
         self.position = position
+        # Within what comes at a swap.
+        self.place: bytes | None = None
         self.watches: dict[bytes, set[Watch]] = {}
 
 
@@ -73,7 +77,8 @@ class Watches:
             watch = Watch(follower, qualified)
             follower.watches.setdefault(qualified, set()).add(watch)
             self._count += 1
-            position = follower.position
+            # What comes at a swap was seen in part.
+            position = follower.position + (follower.place is not None)
         watch.future.add_done_callback(lambda _: self._remove(watch))
         try:
             # The thread has passed these changes.
@@ -106,26 +111,44 @@ class Watches:
         keys, pauses = qualify_range(follower.namespace), self._pace.pauses()
         while self._is_needed(follower):
             try:
-                with closing(self._changes(keys, follower, follower.position)) as batches:
+                with closing(
+                    self._changes(keys, follower, follower.position, place=follower.place)
+                ) as batches:
                     while self._is_needed(follower):
-                        self._take(follower, next(batches))
+                        self._take(follower, next(batches), follows=True)
             except Retryable:
                 next(pauses)
             except Exception as error:
                 self._end(follower, error)
 
     def _changes(
-        self, keys: KeyRange, follower: _Follower, since: Version, until: Version | None = None
+        self,
+        keys: KeyRange,
+        follower: _Follower,
+        since: Version,
+        until: Version | None = None,
+        *,
+        place: bytes | None = None,
     ) -> Any:
         """The changes of keys, as an iterator of batches that can be closed."""
         namespace = follower.namespace
         request = ChangesRequest(
-            keys=keys, namespace=namespace, since=since, until=until, follow=True, keys_only=True
+            keys=keys,
+            namespace=namespace,
+            since=since,
+            until=until,
+            follow=True,
+            keys_only=True,
+            snapshot=place,
+            on_generation=OnGeneration.DIFFERENCE,
         )
         return self._host.changes(request)
 
-    def _take(self, follower: _Follower, batch: ChangeBatch) -> None:
-        """Note the changes of a batch, and complete the watches that waited for them."""
+    def _take(self, follower: _Follower, batch: ChangeBatch, *, follows: bool = False) -> None:
+        """Note the changes of a batch, and complete the watches that waited for them.
+
+        With `follows` it is the next batch of the thread of the namespace.
+        """
         due: dict[Watch, None] = {}
         with self._lock:
             for key, version in zip(batch.keys, batch.versions, strict=True):
@@ -134,6 +157,8 @@ class Watches:
                     if version > watch.since:
                         due[watch] = None
             follower.position = max(follower.position, batch.through)
+            if follows:
+                follower.place = batch.snapshot
         for watch in due:
             self._complete(watch)
 

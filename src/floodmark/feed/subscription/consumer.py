@@ -57,7 +57,7 @@ from floodmark.model.errors import (
     VersionCollected,
 )
 from floodmark.model.names import require_name
-from floodmark.model.stream import ChangeBatch, ChangesRequest
+from floodmark.model.stream import ChangeBatch, ChangesRequest, SwapPlace
 from floodmark.model.version import Version, physical_ms
 
 # A place to begin reading behind.
@@ -141,7 +141,8 @@ class SubscriptionReader:
     def _steps(self, request: ChangesRequest, snapshot: SnapshotPlace | None = None) -> Iterator[ReadStep]:
         """Number the changes of each commit.
 
-        A snapshot is one commit, whose rows are counted from the place on.
+        A snapshot is one commit, whose rows are counted from the place on.  So is what comes at a swap, which
+        is read from its beginning.
         """
         version, index, mark = 0, 0, None
         if snapshot is not None:
@@ -156,7 +157,7 @@ class SubscriptionReader:
                 mark = None
             if not changes:
                 yield ReadStep(None, ChangePosition(batch.through, 0), through)
-            if batch.snapshot is not None:
+            if batch.snapshot is not None and SwapPlace.decode(batch.snapshot) is None:
                 mark = SnapshotMark(index + 1, batch.snapshot)
 
 

@@ -54,6 +54,7 @@ from floodmark.model.errors import (
     VersionCollected,
 )
 from floodmark.model.partition import Decision, Fate, Settler
+from floodmark.model.stream import OnGeneration
 from floodmark.model.version import Version
 from floodmark.partition.commit.commit import RoundStep
 
@@ -117,6 +118,7 @@ class LocalSubscriptionStore:
             known = self._readers.settled(spec.name)
             row = known or _new_row(self._readers, spec, start, snapshot=snapshot)
             _require_same_keys(row, spec)
+            _require_same_order(row, spec)
             self._readers.require_namespace(row)
             self._readers.require_free(row, holder, owner)
             # The safe point fails if changes are gone already; once it is set, none go.
@@ -444,6 +446,17 @@ def _require_same_keys(row: SubscriptionRow, spec: SubscriptionSpec) -> None:
         raise InvalidArgument(
             f"subscription {row.name!r} reads {reads}; it cannot be opened on {spec.namespace!r}, "
             f"{spec.keys}. Choose another name, or remove it first",
+            subscription=row.name,
+        )
+
+
+def _require_same_order(row: SubscriptionRow, spec: SubscriptionSpec) -> None:
+    """Refuse to change what comes at a swap, of which some rows may be delivered."""
+    known = row.spec.on_generation
+    if row.live and known not in (OnGeneration.FAIL, spec.on_generation):
+        raise InvalidArgument(
+            f"subscription {row.name!r} goes on over a swap with on_generation={known.value!r}, and has "
+            "deliveries that are not acknowledged; acknowledge them, or seek, before you change that",
             subscription=row.name,
         )
 

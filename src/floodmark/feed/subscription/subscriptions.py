@@ -24,7 +24,7 @@ from floodmark.model.errors import InvalidArgument, InvalidRange
 from floodmark.model.limits import KEY_BYTES_MAX, UNACKED_MAX
 from floodmark.model.names import require_name
 from floodmark.model.ranges import KeyRange
-from floodmark.model.stream import ChangeBatch, ChangesRequest
+from floodmark.model.stream import ChangeBatch, ChangesRequest, OnGeneration
 from floodmark.model.version import VERSION_MAX, Version, physical_ms
 
 UNACKED_DEFAULT: Final = 10_000
@@ -37,11 +37,13 @@ OpenChanges = Callable[[ChangesRequest], Iterator[ChangeBatch]]
 class SubscriptionSpec(ReaderSpec, frozen=True, kw_only=True):
     """The specification of a subscription.  `keys` are user keys.
 
-    While `unacked_max` changes are delivered and not acknowledged, no more are delivered.
+    While `unacked_max` changes are delivered and not acknowledged, no more are delivered.  What comes at a
+    swap is one commit.
     """
 
     keys: KeyRange = KeyRange()
     unacked_max: int = UNACKED_DEFAULT
+    on_generation: OnGeneration = OnGeneration.FAIL
 
     def __post_init__(self) -> None:
         require_name(self.name, "subscription")
@@ -97,6 +99,7 @@ class SubscriptionRow(LeasedRow, frozen=True, kw_only=True):
             until=until,
             follow=follow,
             snapshot=snapshot,
+            on_generation=self.spec.on_generation,
         )
 
     def waiting(self) -> tuple[ChangesRequest, int]:
@@ -230,7 +233,7 @@ def measure(
     for batch in open_changes(request):
         waiting += len(batch.versions)
         if batch.versions and waiting > 0:
-            oldest = min(oldest, batch.versions[0] if batch.snapshot is None else batch.through)
+            oldest = min(oldest, batch.at if batch.is_snapshot else batch.versions[0])
         if waiting > BACKLOG_COUNT_MAX:
             break
     backlog = unacked + min(waiting, BACKLOG_COUNT_MAX)
