@@ -68,6 +68,15 @@ def stamp_version(stamp: bytes) -> Version:
     return int.from_bytes(stamp[:VERSION_BYTES], "big")
 
 
+def is_later(stamp: bytes, data_set: bytes) -> bool:
+    """Whether a change with a stamp was made after the moment of a data set, and so is not replaced by it.
+
+    >>> is_later(encode_stamp(8, 1), encode_stamp(7, 2)), is_later(encode_stamp(7, 3), encode_stamp(7, 2))
+    (True, False)
+    """
+    return stamp[:VERSION_BYTES] > data_set[:VERSION_BYTES]
+
+
 def own_stamp(engine_key: bytes, site: bytes) -> bytes:
     """The stamp of a record that was first written at this site: the version that its key ends with."""
     return engine_key[-VERSION_BYTES:].translate(_INVERSE) + site

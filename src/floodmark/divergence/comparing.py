@@ -44,7 +44,7 @@ WAITING_MAX: Final = 100_000
 
 @dataclass(frozen=True)
 class Vantage:
-    """A site as of a version, and its watermark then (`Side.mark`).
+    """A site as of a version, with its watermark then and the stamp of the data set (`Side`).
 
     `horizon_of` returns its collected horizon; it is called after the records have been read.
     """
@@ -54,6 +54,7 @@ class Vantage:
     version: Version
     mark: Mapping[int, Version]
     horizon_of: Callable[[], Version]
+    data_set: bytes = b""
 
 
 class Pair(NamedTuple):
@@ -229,8 +230,8 @@ class Comparison:
     def _judge(self, waiting: "_Waiting", left_horizon: Version, right_horizon: Version) -> Judgement:
         left, right = (self.vantages[place] for place in waiting.pair)
         return judge(
-            Side(waiting.left, left.mark, left_horizon, left.version),
-            Side(waiting.right, right.mark, right_horizon, right.version),
+            Side(waiting.left, left.mark, left_horizon, left.version, left.data_set),
+            Side(waiting.right, right.mark, right_horizon, right.version, right.data_set),
         )
 
     def _tell(self, waiting: "_Waiting", judgement: Judgement) -> Iterator[Finding]:
@@ -299,7 +300,8 @@ def take_vantage(site: Host, namespace: str) -> Vantage:
         mark[site_id] = max(through, version) if member.has_ended(through) else through
     mark[own.site_id] = version
     horizon_of = partial(read_horizon, site, namespace, tuple(mark))
-    return Vantage(own.site, own.site_id, version, mark, horizon_of)
+    data_set = site.namespaces.find_namespace(namespace).at(version).stamp
+    return Vantage(own.site, own.site_id, version, mark, horizon_of, data_set)
 
 
 def read_horizon(site: Host, namespace: str, known: Collection[int]) -> Version:

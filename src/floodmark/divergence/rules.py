@@ -13,6 +13,9 @@ A merged record is judged part by part: each field, and each site's entry of a c
 than the record's delete was deleted there, under the delete's stamp; otherwise a missing part is absent, and
 the rule of absence holds for it.
 
+A data set that was published replaces all records at once, at each site at a moment of its own.  Sites that
+hold different data sets lag.
+
 Stamps lie on the same disks as values.  A record with a stamp that no commit can have given it is drift at
 once: no watermark would ever cover it, and it would pass for lag for ever.
 """
@@ -112,13 +115,15 @@ class Side(msgspec.Struct, frozen=True):
     """A record at one of two sites, read as of the version `at`.
 
     `mark` is the watermark then, with `at` as its own entry and an entry for every site that shares the
-    namespace: 0 if nothing came from there.  `horizon` is the collected horizon, read after the record.
+    namespace: 0 if nothing came from there.  `horizon` is the collected horizon, read after the record, and
+    `data_set` the stamp of the data set that was published last.
     """
 
     record: Evidence | None
     mark: Mapping[int, Version]
     horizon: Version
     at: Version
+    data_set: bytes = b""
 
 
 class Judgement(NamedTuple):
@@ -166,6 +171,8 @@ def judge(left: Side, right: Side) -> Judgement:
         return Judgement(Verdict.AGREE)
     if not all(record is None or record.is_possible for record in records):
         return _judge_whole(left, right, drifted=True)
+    if left.data_set != right.data_set:
+        return _judge_whole(left, right, drifted=False)
     if not _are_of_one_kind(left.record, right.record):
         # One policy makes one kind: one of the two records did not come from merging.
         return _judge_whole(left, right, drifted=_has_all(left, right) and _has_all(right, left))

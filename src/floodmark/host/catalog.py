@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from floodmark.codec.ordered import encode_namespace
+from floodmark.codec.stamps import NO_STAMP, encode_stamp
 from floodmark.engine import Engine, WriteRow
 from floodmark.feed.reading.swaps import Swap
 from floodmark.merge.policies import COUNTER, LAST_WRITE, POLICIES
@@ -80,7 +81,8 @@ class GenerationRow(msgspec.Struct, frozen=True, kw_only=True):
     """One generation of a namespace: its number, and the physical id of its records.
 
     It holds the data set as of `base`, which was loaded, and the changes above `base` up to `position`, which
-    were replayed.  It is read from version `since` on, and below `until`.
+    were replayed.  It is read from version `since` on, and below `until`.  The rows of the data set have the
+    stamp of the base at site `origin`; that is 0 if they keep those that they had, as in a rollback.
     """
 
     number: int
@@ -92,6 +94,7 @@ class GenerationRow(msgspec.Struct, frozen=True, kw_only=True):
     position: Version = 0
     loaded: int = 0
     replayed: int = 0
+    origin: int = 0
     # Of a rollback: the number of the generation whose records it took.
     source: int | None = None
 
@@ -101,6 +104,11 @@ class GenerationRow(msgspec.Struct, frozen=True, kw_only=True):
         if self.since is None:
             return GenerationState.LOADING if self.until is None else GenerationState.ENDED
         return GenerationState.CURRENT if self.until is None else GenerationState.KEPT
+
+    @property
+    def stamp(self) -> bytes:
+        """The stamp of the rows of the data set: sites at which it is the same hold the same data set."""
+        return encode_stamp(self.base, self.origin) if self.origin else NO_STAMP
 
 
 class Rewound(msgspec.Struct, frozen=True):
@@ -130,6 +138,11 @@ class NamespaceRow(msgspec.Struct):
         """The generation that is read now; the first if no data set was published."""
         found = [each for each in self.generations if each.state is GenerationState.CURRENT]
         return found[0] if found else GenerationRow(number=1, id=self.id, base=0, since=self.created_at)
+
+    def at(self, version: Version) -> GenerationRow:
+        """The generation that readers as of a version find."""
+        found = [each for each in self.generations if each.since is not None and each.since <= version]
+        return found[-1] if found else self.present
 
     @property
     def loading(self) -> GenerationRow | None:
@@ -175,7 +188,7 @@ def generations_of(rows: Iterable[NamespaceRow]) -> tuple[dict[bytes, list[Since
         read = [each for each in row.generations if each.since is not None]
         if any(each.id != row.id for each in read):
             table[encode_namespace(row.id)] = [
-                Since(each.since or 0, encode_namespace(each.id)) for each in read
+                Since(each.since or 0, encode_namespace(each.id), each.stamp) for each in read
             ]
         hidden += [encode_namespace(each.id) for each in row.generations if each.id != row.id]
     return table, hidden
@@ -272,7 +285,9 @@ class Catalog:
             row.dropped_at = dropped.dropped_at
             self._storage.drop(encode_namespace(row.id))
 
-    def begin_generation(self, row: NamespaceRow, base: Version, publisher: str, source: int | None) -> None:
+    def begin_generation(
+        self, row: NamespaceRow, base: Version, publisher: str, *, source: int | None, origin: int
+    ) -> None:
         """Add a generation that is loading."""
         with self._storage.settled():
             self._storage.require_wanted()
@@ -285,6 +300,7 @@ class Catalog:
                 publisher=publisher,
                 position=base,
                 source=source,
+                origin=origin,
             )
             next_id = (META, _NEXT_ID, (begun.id + 1).to_bytes(4, "big"))
             self.set_generations(row, [*generations, begun], [next_id])

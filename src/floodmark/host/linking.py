@@ -60,6 +60,7 @@ class LocalLinks(LocalPort):
                 through=links.get((row.id, source_id), LinkRow()).through,
                 horizon=self._links.horizon(source_id, row.id),
                 refused=self._links.why_refused(source_id, row.id),
+                data_set=row.present.stamp,
             )
             for row in rows
         ]
@@ -84,6 +85,7 @@ class LocalLinks(LocalPort):
         source = LinkSource(
             site=self._identity.site,
             find_id=lambda name: self._catalog.get(name).id,
+            data_set=lambda name: self._catalog.get(name).present.stamp,
             shared_since=self._sharing.shared_since,
             loaded_version=self._sharing.loaded_version,
             returned_version=self._members.returned_version,

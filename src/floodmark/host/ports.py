@@ -90,10 +90,13 @@ class GenerationPort(Protocol):
     """Publishes data sets: begin, load by `GenerationStream`, rewind until little is left, swap."""
 
     @Action(Role.ADMIN, Scope.NAMESPACE, audited=True, repeatable=True)
-    def begin_generation(self, namespace: str, base: Version, publisher: str) -> GenerationRow:
+    def begin_generation(
+        self, namespace: str, base: Version, publisher: str, origin: int | None = None
+    ) -> GenerationRow:
         """Begin to publish data of a version, or of now if it is 0; the same publisher goes on.
 
-        Raises PublicationConflict if another publisher is at work.
+        For a namespace that is shared, `origin` is the site whose stamps the rows get at all sites.  Raises
+        PublicationConflict if another publisher is at work.
         """
 
     @Action(Role.ADMIN, Scope.NAMESPACE, audited=True, repeatable=True, lengthy=True)

@@ -34,7 +34,8 @@ from floodmark.codec.ordered import (
     encode_version,
     qualify_range,
 )
-from floodmark.codec.stamps import encode_stamp, find_origins
+from floodmark.codec.records import add_origins
+from floodmark.codec.stamps import encode_stamp, find_origins, is_later
 from floodmark.codec.values import DELETED, HAS_EXPIRY
 from floodmark.columns.column import Column
 from floodmark.columns.packed import pack, to_binary
@@ -89,12 +90,15 @@ class LocalGenerations(LocalPort):
 
     # From begin to swap
 
-    def begin_generation(self, namespace: str, base: Version, publisher: str) -> GenerationRow:
+    def begin_generation(
+        self, namespace: str, base: Version, publisher: str, origin: int | None = None
+    ) -> GenerationRow:
         with self._lock:
-            row = self._require_publishable(namespace)
+            row = self._require_publishable(namespace, everywhere=origin is not None)
             loading = row.loading
+            origin = origin or self._node.site_id
             if loading is not None and loading.publisher == publisher:
-                if base not in (0, loading.base):
+                if base not in (0, loading.base) or origin != loading.origin:
                     raise PublicationConflict(
                         f"publisher {publisher!r} has begun to publish {namespace!r} as of version "
                         f"{loading.base}, and cannot go on as of {base}; leave the base out, or drop "
@@ -113,11 +117,14 @@ class LocalGenerations(LocalPort):
             if base:
                 self._node.observe(base)
                 self._require_later(row, base)
-            return self._begin(row, base or self._node.committer.read_version(), publisher, None)
+            base = base or self._node.committer.read_version()
+            return self._begin(row, base, publisher, source=None, origin=origin)
 
-    def _begin(self, row: NamespaceRow, base: Version, publisher: str, source: int | None) -> GenerationRow:
+    def _begin(
+        self, row: NamespaceRow, base: Version, publisher: str, *, source: int | None, origin: int
+    ) -> GenerationRow:
         self._hold(row, base)
-        self._catalog.begin_generation(row, base, publisher, source)
+        self._catalog.begin_generation(row, base, publisher, source=source, origin=origin)
         loading = row.loading
         assert loading is not None
         return loading
@@ -136,6 +143,9 @@ class LocalGenerations(LocalPort):
         if (flags & DELETED).any():
             raise InvalidArgument(f"a data set for {row.name!r} holds a deletion; leave the key out")
         generation = self._require_loading(row, number)
+        if generation.origin != self._node.site_id:
+            bases = numpy.full(len(keys), generation.base, numpy.uint64)
+            values = Column(add_origins(pack(values).to_arrow(), bases, generation.origin))
         now_ms = self._node.clock.time_source()
         if now_ms - self._renewed_at_ms > _RENEWED_EVERY_MS:
             with self._lock:
@@ -158,7 +168,7 @@ class LocalGenerations(LocalPort):
 
     def swap_generation(self, namespace: str, number: int, keep: int) -> GenerationRow:
         with self._lock:
-            row = self._require_publishable(namespace)
+            row = self._require_publishable(namespace, everywhere=True)
             if row.present.number == number:
                 return row.present
             for _ in range(SWAP_TRIES_MAX):
@@ -201,7 +211,7 @@ class LocalGenerations(LocalPort):
     ) -> GenerationRow:
         """A new generation with the records of an earlier one and the changes made since."""
         with self._lock:
-            row = self._require_publishable(namespace)
+            row = self._require_publishable(namespace, everywhere=False)
             kept = [each for each in row.generations if each.since is not None and each.until is not None]
             source = next((each for each in reversed(kept) if number in (None, each.number)), None)
             if source is None or row.loading is not None:
@@ -212,7 +222,7 @@ class LocalGenerations(LocalPort):
                     namespace=namespace,
                 )
             assert source.until is not None
-            loading = self._begin(row, source.until - 1, publisher, source.number)
+            loading = self._begin(row, source.until - 1, publisher, source=source.number, origin=0)
             try:
                 for keys, values, versions in self._stored_records(row, source):
                     self._store(row, loading, keys, values, versions)
@@ -250,7 +260,8 @@ class LocalGenerations(LocalPort):
         storage, committer, keys = self._node.storage, self._node.committer, qualify_range(row.id)
         with storage.settled():
             generation = self._require_loading(row, number)
-            self._require_publishable(row.name)
+            self._require_publishable(row.name, everywhere=True)
+            shared = bool(self._members.of(row.name))
             committer.sync_in_turn()
             last = self._node.clock.latest
             batches = list(self._changes(row, generation.position, last, SWAP_CHANGES_MAX))
@@ -275,13 +286,13 @@ class LocalGenerations(LocalPort):
                     for each in with_changes(row, number, **changes)
                 ]
 
+            # Keys that the data set lacks are gone without a tombstone.  What other sites wrote before it
+            # is left out when it comes (`published_stamps`).
+            horizon = [] if shared else [self._node.retention.raise_horizon(row.id, generation.base)]
+
             def build(version: Version) -> list[WriteRow]:
                 changed = msgspec.structs.replace(row, generations=swapped(version))
-                return [
-                    stored(changed),
-                    # Keys that the data set lacks are gone without a tombstone.
-                    self._node.retention.raise_horizon(row.id, generation.base),
-                ]
+                return [stored(changed), *horizon]
 
             def show(version: Version) -> None:
                 self._catalog.show(row, swapped(version))
@@ -378,7 +389,8 @@ class LocalGenerations(LocalPort):
 
     # Conditions
 
-    def _require_publishable(self, namespace: str) -> NamespaceRow:
+    def _require_publishable(self, namespace: str, *, everywhere: bool) -> NamespaceRow:
+        """A namespace that takes a data set; `everywhere` says that the sites that share it get it, too."""
         row = self._catalog.get(namespace)
         if self._node.number or not isinstance(self._node.engine, GenerationsEngine):
             raise InvalidConfiguration(
@@ -387,10 +399,10 @@ class LocalGenerations(LocalPort):
                 namespace=namespace,
             )
         require_last_write(row)
-        if self._members.of(namespace):
+        if self._members.of(namespace) and not everywhere:
             raise InvalidConfiguration(
                 f"namespace {namespace!r} is shared with other sites, which would not get the data set; "
-                "leave it out of the topology, or write the rows in mode append",
+                "publish it at all of them (`--topology`); an earlier data set, too, is published again",
                 namespace=namespace,
             )
         return row
@@ -481,13 +493,13 @@ def _above_base(
 
     A rollback keeps changes of other sites that came late: their stamps say nothing about what came before.
     """
-    loaded = encode_stamp(generation.base, site_id)
+    loaded = generation.stamp or encode_stamp(generation.base, site_id)
     copied = [
         (key, value, version)
         for key, value, version, origin in zip(
             batch.keys, batch.values, batch.versions, find_origins(batch.values), strict=True
         )
-        if (origin or encode_stamp(version, site_id)) > loaded
+        if is_later(origin or encode_stamp(version, site_id), loaded)
         or (generation.source is not None and origin[-1] != site_id)
     ]
     return [key for key, _, _ in copied], [value for _, value, _ in copied], [each for _, _, each in copied]

@@ -17,6 +17,7 @@ import msgspec
 
 from floodmark.clock import monotonic_ms
 from floodmark.feed import LIFETIME
+from floodmark.links.bringing import bring_data_sets
 from floodmark.links.connections import Rest, SiteConnections, at_once, begin
 from floodmark.links.reading import Piece, whole_step
 from floodmark.links.steps import plan_step, positions_after
@@ -202,6 +203,7 @@ class Planner:
             )
             if is_due:
                 self._hold(step, source, target)
+                bring_data_sets(source.host, target.host, step)
             planned = Planned(step, self._share(step, source))
         except Unreachable:
             self._sites.drop(link.source)

@@ -73,6 +73,7 @@ def plan_step(
                 start=ends[position.name].start,
                 loaded=ends[position.name].loaded,
                 until=ends[position.name].until,
+                data_set=_missing_data_set(ends[position.name], position),
             )
             for position in positions
             if position.name in ends
@@ -99,6 +100,11 @@ def _why_stalled(names: Sequence[str], positions: Sequence[NamespacePosition]) -
     missing = {name: _missing(name) for name in names if name not in there}
     refused = {position.name: position.refused for position in positions if position.refused is not None}
     return {**missing, **refused}
+
+
+def _missing_data_set(cut: NamespaceCut, position: NamespacePosition) -> bytes:
+    """The stamp of a source's data set that is newer than the target's."""
+    return b"" if position.data_set is None or cut.data_set <= position.data_set else cut.data_set
 
 
 def run_step(source: Host, target: Host, step: LinkStep) -> Applied:

@@ -18,7 +18,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from floodmark.codec.ordered import RAW, decode_version
+from floodmark.codec.ordered import NAMESPACE_BYTES, RAW, decode_version
+from floodmark.codec.stamps import NO_STAMP
 from floodmark.engine import Engine, EngineLimits, Guard, Row, WriteRow
 from floodmark.engine.base import DurableWrites, Measured, durable_writes
 from floodmark.model.ranges import prefix_end
@@ -34,10 +35,13 @@ _TRANSLATED: Final = ("get", "get_many", "ceiling", "ceilings", "scan", "write",
 
 
 class Since(NamedTuple):
-    """A generation of a namespace: from which version on it is read, and the id of its records."""
+    """A generation of a namespace: from which version on it is read, the id of its records, and the stamp of
+    those that were published.
+    """
 
     version: Version
     physical: bytes
+    stamp: bytes = NO_STAMP
 
 
 # By the id of the namespace, the generations that can be read, the oldest first.
@@ -59,6 +63,7 @@ class _Places:
     def __init__(self, table: Table, hidden: Iterable[bytes]) -> None:
         self.table = table
         self.present = {namespace: generations[-1].physical for namespace, generations in table.items()}
+        self.stamps = {each: found[-1].stamp for each, found in table.items() if found[-1].stamp}
         # The ids at which a scan over several namespaces has to look.
         self.borders = sorted({*table, *self.present.values(), *hidden})
 
@@ -241,6 +246,16 @@ def as_of(engine: Engine, version: Version) -> Engine:
 def swapped_at(engine: Engine, namespace: bytes) -> Version:
     """The version from which the present generation of a namespace is read; 0 if it is the first."""
     return engine.swapped_at(namespace) if isinstance(engine, GenerationsEngine) else 0
+
+
+def published_stamps(engine: Engine, keys: Sequence[bytes]) -> list[bytes] | None:
+    """The stamps of the data sets that were published into the namespaces of some keys, `NO_STAMP` of none.
+
+    None if no data set was published at all.  What is older than a data set is gone, whether that has the key
+    or not.
+    """
+    stamps = engine.places.stamps if isinstance(engine, GenerationsEngine) else None
+    return [stamps.get(key[:NAMESPACE_BYTES], NO_STAMP) for key in keys] if stamps else None
 
 
 def below(engine: Engine) -> Engine:

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from operator import gt
 
 import pyarrow
 
@@ -17,7 +18,7 @@ from floodmark.codec.ordered import (
     encode_version,
 )
 from floodmark.codec.records import gather_copies
-from floodmark.codec.stamps import encode_stamp, find_origins, stamp_version
+from floodmark.codec.stamps import encode_stamp, find_origins, is_later, stamp_version
 from floodmark.codec.values import PLAIN_ENDS
 from floodmark.engine import Engine
 from floodmark.model.change import Stamp
@@ -56,7 +57,7 @@ from floodmark.partition.conditional import ConditionalCommits
 from floodmark.partition.deciding import Decided, Serving, commit_decided, commit_parts
 from floodmark.partition.families import DATA
 from floodmark.partition.floors import Announced
-from floodmark.partition.generations import swapped_at
+from floodmark.partition.generations import published_stamps, swapped_at
 from floodmark.partition.heat import Heat
 from floodmark.partition.preparing import PreparingPartition
 from floodmark.partition.read.records import (
@@ -366,20 +367,20 @@ class LocalPartition(PreparingPartition):
         if copies is None:
             self._observe_stamps(writes)
             if has_states(writes.values):
-                return lambda mint: _merged(self, writes, apply_at(mint(), self._site_id))
+                return lambda mint: _applied(self, writes, apply_at(mint(), self._site_id))
         else:
             writes.copies = copies
             self._committer.observe(copies.latest)
 
         def decide(_: Mint) -> Writes | None:
-            newest = newest_stamps(self._engine, writes.prefixes, self._site_id)
-            if not any(newest):
-                return writes
-            origins = find_origins(writes.values)
-            newer = writes.only([origin > stamp for origin, stamp in zip(origins, newest, strict=True)])
-            if newer is not None and newer is not writes and copies is not None:
-                newer.copies = gather_copies(newer.keys, newer.values, self._site_id)
-            return newer
+            kept = _not_replaced(self, writes)
+            if kept is not None:
+                newest = newest_stamps(self._engine, kept.prefixes, self._site_id)
+                if any(newest):
+                    kept = kept.only([*map(gt, find_origins(kept.values), newest)])
+            if kept is not None and kept is not writes and copies is not None:
+                kept.copies = gather_copies(kept.keys, kept.values, self._site_id)
+            return kept
 
         return decide
 
@@ -458,6 +459,20 @@ def _admitted(entrance: Entrance, link: LinkGuard | None, decide: Decide) -> Dec
         return writes
 
     return admit_first
+
+
+def _not_replaced(partition: LocalPartition, writes: Writes) -> Writes | None:
+    """Copies without those that are older than the data set that was published into their namespace."""
+    published = published_stamps(partition._engine, writes.keys)
+    if published is None:
+        return writes
+    pairs = zip(find_origins(writes.values), published, strict=True)
+    return writes.only([origin == stamp or is_later(origin, stamp) for origin, stamp in pairs])
+
+
+def _applied(partition: LocalPartition, writes: Writes, merge: Merge) -> Writes | None:
+    kept = _not_replaced(partition, writes)
+    return None if kept is None else _merged(partition, kept, merge)
 
 
 def _merged(partition: LocalPartition, writes: Writes, merge: Merge) -> Writes | None:

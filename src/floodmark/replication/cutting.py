@@ -27,6 +27,8 @@ class LinkSource:
 
     site: str
     find_id: Callable[[str], int]
+    # The stamp of the data set that was published last, if one was.
+    data_set: Callable[[str], bytes]
     # The version after which a target at a position finds all that it lacks.
     shared_since: Callable[[str, Version], Version]
     # The end of the data that was loaded after a position, if the site itself wrote nothing meanwhile; or 0.
@@ -85,6 +87,7 @@ def cut_link(
             loaded=source.loaded_version(name, positions[name]) if start[name] > positions[name] else 0,
             changes=cut.changes,
             batches=cut.batches,
+            data_set=source.data_set(name),
         )
         for name, cut in cuts.items()
     ]

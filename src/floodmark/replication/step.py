@@ -10,7 +10,8 @@ class NamespaceStep(msgspec.Struct, frozen=True, kw_only=True):
 
     `since` is the position of the link.  Reading begins after `start` if that is higher: the version at which
     the namespace was shared, or the end of the data that it was loaded with.  The source wrote nothing itself
-    after `since`, up to `loaded`.  A namespace that was dropped and made anew has another id.
+    after `since`, up to `loaded`.  A namespace that was dropped and made anew has another id.  `data_set` is
+    the stamp of one that was published at the source and that the target lacks.
     """
 
     name: str
@@ -20,6 +21,7 @@ class NamespaceStep(msgspec.Struct, frozen=True, kw_only=True):
     until: Version
     start: Version = 0
     loaded: Version = 0
+    data_set: bytes = b""
 
     @property
     def begin(self) -> Version:
@@ -31,6 +33,7 @@ class NamespacePosition(msgspec.Struct, frozen=True, kw_only=True):
     """The position of a target in a namespace of a source, and the namespace's id at the target.
 
     The target refuses changes from before the `horizon`, and all changes if `refused` gives a reason.
+    `data_set` is the stamp of the one that was published there last; None if it is not known.
     """
 
     name: str
@@ -38,13 +41,15 @@ class NamespacePosition(msgspec.Struct, frozen=True, kw_only=True):
     through: Version
     horizon: Version = 0
     refused: str | None = None
+    data_set: bytes | None = None
 
 
 class NamespaceCut(msgspec.Struct, frozen=True, kw_only=True):
     """The begin and end of the next step of a namespace, and the namespace's id at the source.
 
     `changes` is their number, None if the source does not know it, and `batches` is False if none is of an
-    atomic batch.  `loaded` is as in `NamespaceStep`.  With a `problem` there is no step.
+    atomic batch.  `loaded` is as in `NamespaceStep`.  `data_set` is the stamp of the one that was published
+    last.  With a `problem` there is no step.
     """
 
     name: str
@@ -54,6 +59,7 @@ class NamespaceCut(msgspec.Struct, frozen=True, kw_only=True):
     loaded: Version = 0
     changes: int | None = 0
     batches: bool = True
+    data_set: bytes = b""
     problem: str | None = None
 
 

@@ -71,7 +71,7 @@ def cut_changes(
     """The highest version at which a step may end, but never one before `since`.
 
     Raises VersionCollected if there is nothing to read from `since` any more.  A step does not pass a version
-    at which a data set was published.
+    at which a data set was published, unless it is that of a link, whose target gets the data set by itself.
     """
     # Nothing is older than the node itself.
     since = max(request.since, node.born_version())
@@ -81,7 +81,7 @@ def cut_changes(
         resolved = node.resolved_version()
         end = resolved if request.until is None else min(resolved, request.until)
         # Looked up after the resolved version: a swap that is missed here lies above it.
-        swap = swap_after(request.namespace, since)
+        swap = None if request.own else swap_after(request.namespace, since)
         if (
             swap is not None
             and swap.version == since + 1 <= end

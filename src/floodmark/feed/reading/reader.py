@@ -319,7 +319,7 @@ class _ChangeStream:
                 resolved = self._node.resolved_version(wanted)
                 end = resolved if request.until is None else min(request.until, resolved)
                 # Looked up after the resolved version: a swap that is missed here lies above it.
-                swap = self._reader.swap_after(request.namespace, self._position)
+                swap = None if request.own else self._reader.swap_after(request.namespace, self._position)
                 if swap is not None and swap.version == self._position + 1 <= end and self._goes_on:
                     batches, target = self._reader.cross(request, swap, None), swap.version
                 else:

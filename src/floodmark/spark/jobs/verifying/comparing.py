@@ -119,11 +119,12 @@ class SiteView:
     namespace_id: int
     version: Version
     mark: Mapping[int, Version]
+    data_set: bytes = b""
 
     def vantage(self, host: Host, namespace: str) -> Vantage:
         """The vantage, with a function that reads the collected horizon."""
         horizon_of = partial(read_horizon, host, namespace, tuple(self.mark))
-        return Vantage(self.site, self.site_id, self.version, self.mark, horizon_of)
+        return Vantage(self.site, self.site_id, self.version, self.mark, horizon_of, self.data_set)
 
     def qualify(self, keys: KeyRange) -> KeyRange:
         """A range of users' keys with the namespace's prefix at this site."""

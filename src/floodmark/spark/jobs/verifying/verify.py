@@ -295,6 +295,7 @@ class ComparedSites:
                 namespace_id=row.id,
                 version=vantage.version,
                 mark=dict(vantage.mark),
+                data_set=vantage.data_set,
             )
             found.append((site, row.merge, view))
         policies = Counter(merge for _, merge, _ in found)

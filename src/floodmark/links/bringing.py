@@ -1,0 +1,77 @@
+"""Brings a data set that was published at the source of a link to a target that lacks it.
+
+Whoever publishes loads the data set at all sites before any of them swaps.  A site that was away then gets it
+when its links run again.  The rows of the data set are not in the change log of the source, but they have its
+stamp: as of a version, the source has all of them but those that were written since.  What was written since
+comes as changes.  So the target waits until its links have brought all that the source had at that version;
+then it loads the rows, copies its changes since the base, and swaps as a publisher does.
+"""
+
+from floodmark.codec.ordered import qualify_range
+from floodmark.codec.records import add_origins, qualify_keys
+from floodmark.codec.stamps import find_origins, take_origin
+from floodmark.host.catalog import KEPT_GENERATIONS, GenerationRow
+from floodmark.host.ports import Host
+from floodmark.model.errors import FloodmarkError, PublicationConflict
+from floodmark.model.partition import GenerationStream
+from floodmark.replication.step import LinkStep, NamespaceStep
+from floodmark.site.generations import Generations
+
+
+def bring_data_sets(source: Host, target: Host, step: LinkStep) -> None:
+    """Publish at the target what was published at the source of a step, as soon as that is possible.
+
+    The target shows why it does not succeed; the step goes on.
+    """
+    for part in step.namespaces:
+        if part.data_set:
+            try:
+                _bring(source, target, part)
+            except PublicationConflict:
+                # Its publisher is at work here, or another link.
+                continue
+            except FloodmarkError as error:
+                reason = f"the data set that was published at {step.source!r} is not here: {error}"
+                target.replication.stall_link(step.source_id, [part.name], reason)
+
+
+def _bring(source: Host, target: Host, part: NamespaceStep) -> None:
+    present = source.namespaces.find_namespace(part.name).present
+    if present.stamp != part.data_set or not _has_all(source, target, part, present):
+        return
+    publisher = f"the data set of {present.base} from site {present.origin}"
+    loading = target.generations.begin_generation(part.name, present.base, publisher, present.origin)
+    rows = _load(source, target, part, GenerationStream(part.target_id, loading.number))
+    Generations(lambda: target, publisher).finish(part.name, loading.number, keep=KEPT_GENERATIONS, rows=rows)
+
+
+def _has_all(source: Host, target: Host, part: NamespaceStep, present: GenerationRow) -> bool:
+    """Whether the target has all that the source had at the position of the link, with the data set."""
+    assert present.since is not None
+    if part.since < present.since:
+        return False
+    has = target.replication.watermark(part.name, None)
+    return all(
+        has.get(site, 0) >= through
+        for site, through in source.replication.watermark(part.name, part.since).items()
+        if site != target.identity.site_id
+    )
+
+
+def _load(source: Host, target: Host, part: NamespaceStep, command: GenerationStream) -> int:
+    """Load the rows with the stamp of the data set; how many."""
+    stream, rows, at = target.write_stream(command), 0, part.since
+    try:
+        for page in source.router.scan_records(qualify_range(part.source_id), at):
+            versions = page.column("version").to_numpy()
+            records = add_origins(page.column("value"), versions, source.identity.site_id).to_pylist()
+            keys = qualify_keys(part.target_id, page.column("key")).to_pylist()
+            found = {
+                key: take_origin(record)[1]
+                for key, record, origin in zip(keys, records, find_origins(records), strict=True)
+                if origin == part.data_set
+            }
+            rows += stream.send(found).result() if found else 0
+    finally:
+        stream.close()
+    return rows
