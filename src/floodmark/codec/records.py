@@ -44,6 +44,7 @@ from floodmark.codec.values import (
     STATE_KINDS,
     decode_value,
 )
+from floodmark.columns.column import Column
 from floodmark.columns.packed import Packed, borders_of, pack, pack_array, to_binary, window
 from floodmark.model.errors import Corruption
 from floodmark.model.limits import LOG_INLINE_VALUE_BYTES_MAX, LOG_ROW_BYTES_MAX
@@ -227,6 +228,19 @@ def qualify_keys(namespace: int | pyarrow.BinaryArray, keys: pyarrow.BinaryArray
     if isinstance(namespace, int):
         namespace = pyarrow.scalar(encode_namespace(namespace), BINARY)
     return _join(namespace, keys)
+
+
+def rename_keys(keys: Sequence[bytes], namespace: int) -> Column[bytes]:
+    """Qualified keys with the id of another namespace.
+
+    >>> list(rename_keys([b"\\0\\0\\1ada", b"\\0\\0\\1bob"], 2))
+    [b'\\x00\\x00\\x02ada', b'\\x00\\x00\\x02bob']
+    """
+    packed = pack(keys)
+    data = numpy.frombuffer(packed.data, numpy.uint8).copy()
+    for index, byte in enumerate(encode_namespace(namespace)):
+        data[packed.borders[:-1] + index] = byte
+    return Column(to_binary(data, packed.borders))
 
 
 def join_values(

@@ -34,11 +34,11 @@ from floodmark.codec.ordered import (
     encode_version,
     qualify_range,
 )
-from floodmark.codec.records import add_origins
+from floodmark.codec.records import add_origins, rename_keys
 from floodmark.codec.stamps import encode_stamp, find_origins, is_later
 from floodmark.codec.values import DELETED, HAS_EXPIRY
 from floodmark.columns.column import Column
-from floodmark.columns.packed import pack, to_binary
+from floodmark.columns.packed import pack
 from floodmark.columns.pairs import Pairs
 from floodmark.engine import WriteRow
 from floodmark.feed.reading.columns import Columns
@@ -151,7 +151,7 @@ class LocalGenerations(LocalPort):
             with self._lock:
                 self._hold(row, generation.position)
         version = encode_version(generation.base)
-        engine_keys = [prefix + version for prefix in encode_prefixes(_renamed(keys, generation.id))]
+        engine_keys = [prefix + version for prefix in encode_prefixes(rename_keys(keys, generation.id))]
         # Not in the turn: others write meanwhile.
         with self._loads:
             if (flags & HAS_EXPIRY).any():
@@ -509,15 +509,6 @@ def _flags_of(values: Sequence[bytes]) -> NDArray[numpy.uint8]:
     """The last byte of each stored value."""
     packed = pack(values)
     return numpy.frombuffer(packed.data, numpy.uint8)[packed.borders[1:] - 1]
-
-
-def _renamed(keys: Sequence[bytes], namespace: int) -> Column[bytes]:
-    """Qualified keys with the id of another namespace."""
-    packed = pack(keys)
-    data = numpy.frombuffer(packed.data, numpy.uint8).copy()
-    for index, byte in enumerate(encode_namespace(namespace)):
-        data[packed.borders[:-1] + index] = byte
-    return Column(to_binary(data, packed.borders))
 
 
 def _rows(

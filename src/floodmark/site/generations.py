@@ -1,25 +1,31 @@
 """Publishing a whole data set in the place of what a namespace holds."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from threading import Event
-from typing import Final
+from typing import Final, Protocol
 
 from floodmark.clock import monotonic_ms
+from floodmark.codec.ordered import encode_namespace
+from floodmark.codec.records import rename_keys
+from floodmark.columns.packed import pack
+from floodmark.columns.pairs import Pairs
 from floodmark.host.catalog import KEPT_GENERATIONS, GenerationRow, NamespaceRow
 from floodmark.host.ports import Host
 from floodmark.model.errors import (
     FloodmarkError,
     InvalidArgument,
+    InvalidConfiguration,
+    PartlyDone,
     PublicationConflict,
 )
 from floodmark.model.limits import GENERATIONS_KEPT_MAX
 from floodmark.model.names import require_name
-from floodmark.model.partition import GenerationStream, WriteStream
+from floodmark.model.partition import GenerationStream
 from floodmark.model.version import Version
 from floodmark.site.arguments import At, to_version
 from floodmark.site.dataset import DataSet, Refuse, Rows
@@ -47,6 +53,33 @@ class Published:
     load_ms: int
     rewind_ms: int
     swap_ms: int
+    # The versions from which it is read at other sites, by name.
+    others: dict[str, Version] = field(default_factory=dict)
+
+
+class HasHost(Protocol):
+    """A site."""
+
+    @property
+    def host(self) -> Host: ...
+
+
+@dataclass
+class _Place:
+    """A site at which a data set is loaded."""
+
+    host: Host
+    row: NamespaceRow
+    generation: GenerationRow | None = None
+
+    @property
+    def site(self) -> str:
+        return self.host.identity.site
+
+    @property
+    def number(self) -> int:
+        assert self.generation is not None
+        return self.generation.number
 
 
 class Generations:
@@ -86,6 +119,8 @@ class Generations:
         keep: int = KEPT_GENERATIONS,
         publisher: str | None = None,
         wait: timedelta | None = None,
+        others: Sequence[HasHost] = (),
+        without: Collection[str] = (),
         on_refused: Refuse | None = None,
         report: Callable[[str, int], None] = lambda _phase, _done: None,
     ) -> Published:
@@ -102,27 +137,37 @@ class Generations:
         While another data set is being published, PublicationConflict is raised, after `wait`.  If this
         fails, the namespace stays as it was, and what was loaded is removed.  A `publisher` with a name can
         instead call again, with the same rows, and goes on.
+
+        A namespace that is shared is published at `others`, too: all load the data set before any of them
+        swaps.  Sites that are away are named in `without`, and get the data set by their links.  PartlyDone
+        is raised if some have swapped and others fail; these get it so, too.
         """
         check_keep(keep)
         version = 0 if base is None else to_version(base)
         row = self._find(namespace)
         dataset = self._dataset(row, duplicates, on_refused, report)
-        name = publisher or self._holder
-        loading = self._begin(namespace, version, name, wait)
-        with self._dropping(namespace, loading.number, publisher is None):
-            begun_ms = monotonic_ms()
-            with closing(self._host().write_stream(GenerationStream(row.id, loading.number))) as stream:
-                self._load(dataset, stream, rows, report)
+        hosts = [self._host(), *(each.host for each in others)]
+        places = [_Place(host, host.namespaces.find_namespace(namespace)) for host in hosts]
+        origin = _require_all(places, namespace, without)
+        begun_ms = monotonic_ms()
+        with _dropping(places, publisher is None):
+            for place in places:
+                place.generation = _begin(place, version, publisher or self._holder, wait, origin)
+                version = place.generation.base
+            _load(dataset, places, rows, report)
             loaded_ms = monotonic_ms()
-            return self.finish(
+            for place in places[1:]:
+                _rewind(place.host, namespace, place.number, report)
+            published = self.finish(
                 namespace,
-                loading.number,
+                places[0].number,
                 keep=keep,
                 rows=dataset.rows,
                 refused=dataset.refused,
                 load_ms=loaded_ms - begun_ms,
                 report=report,
             )
+            return replace(published, others=_swap_others(places, keep))
 
     def finish(
         self,
@@ -136,15 +181,11 @@ class Generations:
         report: Callable[[str, int], None] = lambda _phase, _done: None,
     ) -> Published:
         """Copy the changes made since the base into a loaded generation, and swap it in."""
-        generations = self._host().generations
-        begun_ms, replayed, behind_ms = monotonic_ms(), 0, NEAR_MS + 1
-        while behind_ms > NEAR_MS:
-            rewound = generations.rewind_generation(namespace, number)
-            replayed, behind_ms = replayed + rewound.replayed, rewound.behind_ms
-            report("replaying changes", replayed)
+        begun_ms, host = monotonic_ms(), self._host()
+        _rewind(host, namespace, number, report)
         rewound_ms = monotonic_ms()
         report("swapping", rows)
-        swapped = generations.swap_generation(namespace, number, keep)
+        swapped = host.generations.swap_generation(namespace, number, keep)
         assert swapped.since is not None
         return Published(
             namespace=namespace,
@@ -206,40 +247,106 @@ class Generations:
         require_name(namespace, "namespace")
         return self._host().namespaces.find_namespace(namespace)
 
-    def _begin(self, namespace: str, base: Version, publisher: str, wait: timedelta | None) -> GenerationRow:
-        begin = self._host().generations.begin_generation
-        end_ms = monotonic_ms() + (wait or timedelta(0)) // timedelta(milliseconds=1)
-        while True:
-            try:
-                return begin(namespace, base, publisher)
-            except PublicationConflict:
-                if monotonic_ms() >= end_ms:
-                    raise
-                Event().wait(_WAIT_SECONDS)
 
-    @contextmanager
-    def _dropping(self, namespace: str, number: int, drops: bool) -> Iterator[None]:
-        """Remove a generation if the block fails."""
+def _require_all(places: Sequence[_Place], namespace: str, without: Collection[str]) -> int | None:
+    """Refuse to publish at only some of the sites that share a namespace; the site that the stamps name."""
+    first, *others = places
+    topology = first.host.membership.topology()
+    members = {} if topology is None else topology.active_members(namespace)
+    wanted = members.keys() - {first.site, *without} if first.site in members else set()
+    given = {place.site for place in others}
+    if given != wanted:
+        missing, unknown = sorted(wanted - given), sorted(given - wanted)
+        raise InvalidConfiguration(
+            f"namespace {namespace!r} is shared with {', '.join(missing)}; publish at all sites "
+            "(`--topology`), and leave out by name those that are away (`--without`)"
+            if missing
+            else f"{unknown[0]!r} does not share namespace {namespace!r} with {first.site!r}; publish there "
+            "by itself",
+            namespace=namespace,
+        )
+    return first.host.identity.site_id if first.site in members else None
+
+
+def _begin(
+    place: _Place, base: Version, publisher: str, wait: timedelta | None, origin: int | None
+) -> GenerationRow:
+    end_ms = monotonic_ms() + (wait or timedelta(0)) // timedelta(milliseconds=1)
+    while True:
         try:
-            yield
-        except BaseException:
-            if drops:
-                # What cannot be removed now, garbage collection removes.
-                with suppress(FloodmarkError):
-                    self._host().generations.drop_generation(namespace, number)
-            raise
+            return place.host.generations.begin_generation(place.row.name, base, publisher, origin)
+        except PublicationConflict:
+            if monotonic_ms() >= end_ms:
+                raise
+            Event().wait(_WAIT_SECONDS)
 
-    def _load(
-        self, dataset: DataSet, stream: WriteStream, rows: Rows, report: Callable[[str, int], None]
-    ) -> None:
-        sent: deque[Future[int]] = deque()
+
+@contextmanager
+def _dropping(places: Sequence[_Place], drops: bool) -> Iterator[None]:
+    """Remove what was loaded if the block fails."""
+    try:
+        yield
+    except BaseException:
+        for place in places if drops else ():
+            if place.generation is not None:
+                # What was swapped in is refused, and what cannot be removed now, garbage collection removes.
+                with suppress(FloodmarkError):
+                    place.host.generations.drop_generation(place.row.name, place.number)
+        raise
+
+
+def _load(dataset: DataSet, places: Sequence[_Place], rows: Rows, report: Callable[[str, int], None]) -> None:
+    sent: deque[Future[int]] = deque()
+    with ExitStack() as stack:
+        streams = [
+            stack.enter_context(
+                closing(place.host.write_stream(GenerationStream(place.row.id, place.number)))
+            )
+            for place in places
+        ]
         for pairs in dataset.pairs(rows):
-            sent.append(stream.send(pairs))
-            while len(sent) >= _PORTIONS_IN_FLIGHT_MAX:
+            for place, stream in zip(places, streams, strict=True):
+                sent.append(stream.send(_for_namespace(pairs, place.row.id)))
+            while len(sent) >= _PORTIONS_IN_FLIGHT_MAX * len(places):
                 sent.popleft().result()
             report("loading", dataset.rows)
         for answer in sent:
             answer.result()
+
+
+def _for_namespace(pairs: Pairs, namespace: int) -> Pairs:
+    """Pairs under the id that a namespace has at a site."""
+    if not pairs or pairs.key_column[0].startswith(encode_namespace(namespace)):
+        return pairs
+    keys = rename_keys(pairs.key_column, namespace)
+    return Pairs(pack(keys).to_arrow(), pack(pairs.value_column).to_arrow())
+
+
+def _rewind(host: Host, namespace: str, number: int, report: Callable[[str, int], None]) -> None:
+    """Copy the changes made since the base, until few are left."""
+    replayed, behind_ms = 0, NEAR_MS + 1
+    while behind_ms > NEAR_MS:
+        rewound = host.generations.rewind_generation(namespace, number)
+        replayed, behind_ms = replayed + rewound.replayed, rewound.behind_ms
+        report("replaying changes", replayed)
+
+
+def _swap_others(places: Sequence[_Place], keep: int) -> dict[str, Version]:
+    """Swap at the other sites; from which version each reads the data set."""
+    first, *others = places
+    swapped: dict[str, Version] = {}
+    for place in others:
+        try:
+            done = place.host.generations.swap_generation(place.row.name, place.number, keep)
+        except FloodmarkError as error:
+            raise PartlyDone(
+                f"{place.row.name!r} was published at {', '.join([first.site, *swapped])}, and not at "
+                f"{place.site!r}, which gets it by its links ({error})",
+                namespace=place.row.name,
+            ) from error
+        assert done.since is not None
+        swapped[place.site] = done.since
+    return swapped
 
 
 def check_keep(keep: int) -> None:

@@ -10,7 +10,9 @@ import msgspec
 import pyarrow
 import pyarrow.dataset
 
+import floodmark
 from floodmark.cli.arguments import Commands, NamespaceName, OpenSite
+from floodmark.cli.commands.topology import open_others, read_topology
 from floodmark.cli.failures import Usage
 from floodmark.cli.render.output import Column, Output
 from floodmark.cli.render.progress import tracked
@@ -59,6 +61,12 @@ def publish(
     wait: Annotated[
         timedelta | None, "DURATION", "How long to wait for the end of another publication."
     ] = None,
+    topology: Annotated[
+        Path | None, "FILE", "Publish at all sites that share the namespace; this file names them."
+    ] = None,
+    without: Annotated[
+        list[str] | None, "SITE", "A site that is away; may be given several times. Its links bring the data."
+    ] = None,
     refused: Annotated[
         Path | None, "CSV", "Write rows that no namespace takes to this file, and go on without them."
     ] = None,
@@ -72,10 +80,13 @@ def publish(
 
     A feed or subscription of the namespace ends with an error at the swap, and goes on from a snapshot.
 
+    At sites that share the namespace all load the rows before any of them swaps (--topology).
+
     Examples:
       floodmark publish prices.parquet data/oslo prices
       floodmark publish prices.parquet grpc://oslo:7100 prices --base 2026-01-05T00:00:00Z
       floodmark publish prices.jsonl data/oslo prices --key sku --resume nightly --refused refused.csv
+      floodmark publish prices.parquet grpc://oslo:7100 prices --topology topology.toml
     """
     with ExitStack() as stack:
         on_refused = None
@@ -93,6 +104,8 @@ def publish(
         published = site.generations.publish(
             name,
             rows,
+            others=_open_members(stack, site, name, topology, without or []),
+            without=without or [],
             duplicates=duplicates,
             base=base,
             keep=keep,
@@ -102,6 +115,18 @@ def publish(
             report=track,
         )
     output.report(published)
+
+
+def _open_members(
+    stack: ExitStack, site: floodmark.Site, name: str, file: Path | None, without: list[str]
+) -> list[floodmark.Site]:
+    """The other sites of a topology that share a namespace, but those that are away."""
+    if file is None:
+        return []
+    topology = read_topology(file)
+    apart = [each for each in topology.sites if each not in topology.active_members(name)]
+    others = open_others(topology, site.host.identity.site, *without, *apart)
+    return [stack.enter_context(other) for _, other in others]
 
 
 @commands.command("list")

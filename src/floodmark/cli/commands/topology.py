@@ -91,7 +91,7 @@ def remove(
 
     with ExitStack() as stack:
         track = stack.enter_context(tracked("connecting to the other sites"))
-        hosts = {each: stack.enter_context(site).host for each, site in _open_others(topology, name)}
+        hosts = {each: stack.enter_context(site).host for each, site in open_others(topology, name)}
         track(f"{', '.join(hosts)} exchange what they have of {name}", 0)
         removed = remove_site(topology, name, hosts, publish)
     output.details(
@@ -118,10 +118,10 @@ def read_topology(file: Path) -> Topology:
     return parse_topology(text, str(file))
 
 
-def _open_others(topology: Topology, without: str) -> Iterator[tuple[str, floodmark.Site]]:
-    """All active sites of a topology but one, by name, connected."""
+def open_others(topology: Topology, *without: str) -> Iterator[tuple[str, floodmark.Site]]:
+    """All active sites of a topology but some, by name, connected."""
     for name, site in topology.sites.items():
-        if site.is_active and name != without:
+        if site.is_active and name not in without:
             if site.url is None:
                 raise InvalidConfiguration(f"site {name!r} has no url in the topology; add it", site=name)
             yield name, connect(site.url, token_file=site.token_file, tls_root=site.tls_root_certificate)
