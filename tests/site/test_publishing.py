@@ -240,7 +240,7 @@ def test_what_cannot_be_published_is_refused(site: Site) -> None:
         namespaces={"shared": SharedNamespace(merge="last_write")},
     )
     site.host.membership.set_topology(shared)
-    with pytest.raises(InvalidConfiguration, match="shared with other sites"):
+    with pytest.raises(InvalidConfiguration, match="shared with rome; publish at all sites"):
         site.generations.publish("shared", {b"ada": b"1"})
 
 

@@ -89,7 +89,7 @@ class NamespacePort(Protocol):
 class GenerationPort(Protocol):
     """Publishes data sets: begin, load by `GenerationStream`, rewind until little is left, swap."""
 
-    @Action(Role.ADMIN, Scope.NAMESPACE, audited=True, repeatable=True)
+    @Action(Role.REPLICATE, Scope.NAMESPACE, audited=True, repeatable=True)
     def begin_generation(
         self, namespace: str, base: Version, publisher: str, origin: int | None = None
     ) -> GenerationRow:
@@ -99,21 +99,21 @@ class GenerationPort(Protocol):
         PublicationConflict if another publisher is at work.
         """
 
-    @Action(Role.ADMIN, Scope.NAMESPACE, audited=True, repeatable=True, lengthy=True)
+    @Action(Role.REPLICATE, Scope.NAMESPACE, audited=True, repeatable=True, lengthy=True)
     def rewind_generation(self, namespace: str, number: int) -> Rewound:
         """Copy changes that were made since the base, or since the last call, for some seconds."""
 
-    @Action(Role.ADMIN, Scope.NAMESPACE, audited=True, repeatable=True, lengthy=True)
+    @Action(Role.REPLICATE, Scope.NAMESPACE, audited=True, repeatable=True, lengthy=True)
     def swap_generation(self, namespace: str, number: int, keep: int) -> GenerationRow:
         """Let all readers and writers go over to a loaded generation; `keep` earlier ones stay."""
 
-    @Action(Role.ADMIN, Scope.NAMESPACE, audited=True, lengthy=True)
+    @Action(Role.REPLICATE, Scope.NAMESPACE, audited=True, lengthy=True)
     def rollback_generation(
         self, namespace: str, number: int | None, publisher: str, keep: int
     ) -> GenerationRow:
         """Publish an earlier generation again, with the changes made since; by default the last one."""
 
-    @Action(Role.ADMIN, Scope.NAMESPACE, audited=True, lengthy=True)
+    @Action(Role.REPLICATE, Scope.NAMESPACE, audited=True, lengthy=True)
     def drop_generation(self, namespace: str, number: int) -> None:
         """Remove a generation that is not read: one that is loading, or an old one."""
 

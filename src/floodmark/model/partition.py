@@ -34,7 +34,7 @@ UNCHANGED: Final = replace(WRITES, repeatable=True)
 COPIES: Final = replace(UNCHANGED, role=Role.REPLICATE, audited=True)
 LOADS: Final = replace(COPIES, role=Role.ADMIN)
 # A row of a data set replaces itself, and no reader finds it before the swap.
-PUBLISHES: Final = replace(UNCHANGED, role=Role.ADMIN, audited=True)
+PUBLISHES: Final = replace(UNCHANGED, role=Role.REPLICATE, audited=True)
 # Steps that the keeper of a site takes at partitions of other nodes.
 STEPS: Final = Action(Role.ADMIN, Scope.SITE, repeatable=True, large=True, anywhere=True)
 

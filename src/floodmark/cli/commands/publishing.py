@@ -78,9 +78,8 @@ def publish(
     meanwhile: those made since --base stay, and win over the file. With the columns KEY and `value` the
     value is that column; other columns make one JSON object a row. Rows may stand in any order.
 
-    A feed or subscription of the namespace ends with an error at the swap, and goes on from a snapshot.
-
-    At sites that share the namespace all load the rows before any of them swaps (--topology).
+    A subscription ends with an error at the swap, and goes on from a snapshot; so does a feed, unless it
+    has --on-generation. With --topology all sites load the rows before any of them swaps.
 
     Examples:
       floodmark publish prices.parquet data/oslo prices

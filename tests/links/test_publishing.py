@@ -1,0 +1,117 @@
+"""A data set that is published at the sites of a topology, by the command and over the wire."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.support import run
+from tests.links.support import Served, ServeSite, describe, share
+
+from floodmark.cli.failures import DONE
+from floodmark.divergence.comparing import compare_keys
+from floodmark.host.catalog import GenerationRow
+from floodmark.host.publishing import LocalGenerations
+from floodmark.model.errors import InvalidConfiguration, PartitionStopped, PartlyDone
+
+
+@pytest.fixture
+def topology(tmp_path: Path, served: dict[str, Served]) -> Path:
+    file = tmp_path / "topology.toml"
+    file.write_text(
+        describe(
+            {name: each.url for name, each in served.items()},
+            {name: each.site.id for name, each in served.items()},
+        )
+    )
+    return file
+
+
+@pytest.fixture
+def served(serve_site: ServeSite) -> dict[str, Served]:
+    return share(serve_site)[0]
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    file = tmp_path / "users.csv"
+    file.write_text("key,value\nada,countess\ngrace,admiral\n")
+    return file
+
+
+ROWS = {b"ada": b"countess", b"grace": b"admiral"}
+
+
+def users_of(served: Served) -> dict[bytes, bytes]:
+    return dict(served.site.namespace("users").scan())
+
+
+def test_a_file_is_published_at_all_sites_and_changes_made_since_stay(
+    served: dict[str, Served], topology: Path, rows: Path
+) -> None:
+    oslo, rome, bonn = served.values()
+    base = rome.site.namespace("users").put(b"alan", b"old")
+    # A read moves the clock past its version.
+    bonn.site.namespace("users").get(b"grace", at=base)
+    bonn.site.namespace("users").put(b"grace", b"rear admiral")
+    published = run(
+        *("publish", rows, oslo.url, "users", "--base", str(base)),
+        *("--topology", topology, "--json"),
+    ).json
+    assert set(published["others"]) == {"rome", "bonn"}
+    assert users_of(oslo) == users_of(rome) == ROWS
+    assert users_of(bonn) == ROWS | {b"grace": b"rear admiral"}
+    done = run("replicate", "--topology", topology, "--once", "--runner", "process")
+    assert done.code == DONE, done.errors
+    for each in served.values():
+        assert users_of(each) == ROWS | {b"grace": b"rear admiral"}
+    hosts = [each.site.host for each in served.values()]
+    assert not [*compare_keys(hosts, "users", [*ROWS, b"alan"])]
+
+
+def test_a_site_that_was_away_gets_the_data_set_by_its_links(
+    served: dict[str, Served], topology: Path, rows: Path
+) -> None:
+    oslo, rome, bonn = served.values()
+    bonn.site.namespace("users").put(b"alan", b"written while it was away")
+    some = run("publish", rows, oslo.url, "users", "--topology", topology, "--without", "bonn", "--json")
+    assert set(some.json["others"]) == {"rome"}
+    assert b"alan" in users_of(bonn)
+    for _ in range(2):
+        run("replicate", "--topology", topology, "--once", "--runner", "process")
+    assert users_of(oslo) == users_of(rome) == users_of(bonn) == ROWS
+
+
+def test_not_all_sites_or_a_stranger_is_refused(served: dict[str, Served], serve_site: ServeSite) -> None:
+    oslo, rome, _ = served.values()
+    with pytest.raises(InvalidConfiguration, match="shared with bonn; publish at all"):
+        oslo.site.generations.publish("users", ROWS, others=[rome.site])
+    stranger = serve_site("bari")
+    stranger.site.create_namespace("apart")
+    oslo.site.create_namespace("apart")
+    with pytest.raises(InvalidConfiguration, match="'bari' does not share"):
+        oslo.site.generations.publish("apart", ROWS, others=[stranger.site])
+    with pytest.raises(InvalidConfiguration, match="is shared with other sites"):
+        oslo.site.generations.rollback("users")
+
+
+def test_a_site_that_fails_after_others_have_swapped_gets_the_data_set_by_its_links(
+    served: dict[str, Served], topology: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    oslo, rome, bonn = served.values()
+    swap, swapped = LocalGenerations.swap_generation, []
+
+    def fail_once(self: LocalGenerations, *arguments: Any, **named: Any) -> GenerationRow:
+        swapped.append(self)
+        if len(swapped) == 2:
+            raise PartitionStopped("the disk is full")
+        return swap(self, *arguments, **named)
+
+    monkeypatch.setattr(LocalGenerations, "swap_generation", fail_once)
+    with pytest.raises(PartlyDone, match="was published at oslo, and not at 'rome'"):
+        oslo.site.generations.publish("users", ROWS, others=[rome.site, bonn.site])
+    assert users_of(oslo) == ROWS
+    assert users_of(rome) == users_of(bonn) == {}
+    assert [each.state.value for each in rome.site.generations.list("users")] == ["current"]
+    for _ in range(2):
+        run("replicate", "--topology", topology, "--once", "--runner", "process")
+    assert users_of(rome) == users_of(bonn) == ROWS
