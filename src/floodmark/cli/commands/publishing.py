@@ -83,9 +83,8 @@ def publish(
 
     Examples:
       floodmark publish prices.parquet data/oslo prices
-      floodmark publish prices.parquet grpc://oslo:7100 prices --base 2026-01-05T00:00:00Z
+      floodmark publish prices.parquet grpc://oslo:7100 prices --base 2026-01-05 --topology topology.toml
       floodmark publish prices.jsonl data/oslo prices --key sku --resume nightly --refused refused.csv
-      floodmark publish prices.parquet grpc://oslo:7100 prices --topology topology.toml
     """
     with ExitStack() as stack:
         on_refused = None
