@@ -20,7 +20,7 @@ from floodmark.cli.render.text import show_version
 from floodmark.host.catalog import KEPT_GENERATIONS, GenerationRow
 from floodmark.model import Version
 from floodmark.model.errors import SchemaMismatch
-from floodmark.site.dataset import REFUSED_MAX, RefusedRows
+from floodmark.site.dataset import REFUSED_MAX, Refuse, RefusedRows
 
 commands = Commands("generation")
 
@@ -87,10 +87,7 @@ def publish(
       floodmark publish prices.jsonl data/oslo prices --key sku --resume nightly --refused refused.csv
     """
     with ExitStack() as stack:
-        on_refused = None
-        if refused is not None:
-            file_of_refused = stack.enter_context(refused.open("w", newline=""))
-            on_refused = RefusedRows(file_of_refused, refused_max).add
+        on_refused = _open_refused(stack, refused, refused_max)
         track = stack.enter_context(tracked("loading"))
         rows = _read(file, key)
         if dry_run:
@@ -113,6 +110,13 @@ def publish(
             report=track,
         )
     output.report(published)
+
+
+def _open_refused(stack: ExitStack, file: Path | None, rows_max: int) -> Refuse | None:
+    """What takes refused rows to a file."""
+    if file is None:
+        return None
+    return RefusedRows(stack.enter_context(file.open("w", newline="")), rows_max).add
 
 
 def _open_members(
