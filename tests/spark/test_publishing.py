@@ -1,6 +1,10 @@
 """Publishing a DataFrame: what is read afterwards, and what is left when tasks repeat, come late or fail."""
 
 import csv
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow
@@ -8,7 +12,9 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import BinaryType, StructField, StructType
+from tests.spark import support_publish_kill
 from tests.spark.support_write import batches_of
+from tests.waiting import wait_until
 
 from floodmark.model.errors import (
     InvalidArgument,
@@ -134,3 +140,45 @@ def test_a_namespace_of_fields_or_counters_takes_no_data_set(site: Site, url: st
         site.create_namespace(merge, merge=merge)
         with pytest.raises(WrongPolicy, match="merges by 'last_write'"):
             open_publisher({"path": url, "namespace": merge}, PAIRS)
+
+
+def test_a_job_with_a_name_goes_on_after_a_failure(
+    spark: SparkSession, site: Site, users: Namespace, url: str
+) -> None:
+    users.put(b"old", b"1")
+    frame = spark.createDataFrame([(b"b", b"2"), (b"", b"3")], PAIRS)
+    named = {"publisher": "nightly"}
+    with pytest.raises(PySparkException):
+        publish(frame, url, "users", options=named)
+    assert [each.state.value for each in site.generations.list("users")] == ["current", "loading"]
+    with pytest.raises(PublicationConflict, match="nightly"):
+        publisher(url)
+    publish(frame.where("key != X''"), url, "users", options=named)
+    assert dict(users.scan()) == {b"b": b"2"}
+    assert [each.number for each in site.generations.list("users")] == [1, 2]
+
+
+def test_a_driver_that_is_killed_leaves_the_namespace_as_it_was(
+    site: Site, users: Namespace, url: str, tmp_path: Path
+) -> None:
+    users.put(b"old", b"1")
+    begun = tmp_path / "begun"
+    command = [sys.executable, support_publish_kill.__file__, url, "users", str(begun)]
+    with subprocess.Popen(
+        command,
+        start_new_session=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    ) as driver:
+        try:
+            wait_until(begun.exists, "the driver's task has not begun")
+        finally:
+            # With Spark's Java, which is in the same group.
+            os.killpg(driver.pid, signal.SIGKILL)
+    assert dict(users.scan()) == {b"old": b"1"}
+    (_, left) = site.generations.list("users")
+    assert left.state == "loading"
+    with pytest.raises(PublicationConflict, match="being published by 'spark/"):
+        site.generations.publish("users", {b"new": b"2"})
+    site.generations.drop("users", left.number)
+    assert site.generations.publish("users", {b"new": b"2"}).rows == 1
+    assert dict(users.scan()) == {b"new": b"2"}

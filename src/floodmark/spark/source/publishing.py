@@ -34,7 +34,16 @@ from floodmark.spark.source.writing import BatchSender, Target, TaskResult
 
 # A column with the place of each row in the DataFrame.
 _PLACE: Final = "_place"
-OPTIONS: Final = COMMON | {"valueFormat", "base", "keep", "duplicates", "inOrder", "refused", "refusedMax"}
+OPTIONS: Final = COMMON | {
+    "valueFormat",
+    "base",
+    "keep",
+    "duplicates",
+    "inOrder",
+    "publisher",
+    "refused",
+    "refusedMax",
+}
 # What the driver gets to see of the key and of the value of a refused row.
 _SHOWN: Final = 1_000
 
@@ -84,6 +93,8 @@ class PublishingWriter(DataSourceArrowWriter):
     # What becomes of a key that stands in several rows of a task, and whether its rows are in order of keys.
     refuse: Callable[[bytes], None] | None
     in_order: bool
+    # Whether the same job may go on after a failure, so that what was loaded stays.
+    resumes: bool = False
     # The driver's file of rows that no namespace takes, and how many these may be; None if the job fails.
     refused: Path | None = None
     refused_max: int = REFUSED_MAX
@@ -118,6 +129,8 @@ class PublishingWriter(DataSourceArrowWriter):
             site.generations.finish(self.target.namespace, self.number, keep=self.keep, rows=rows)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        if self.resumes:
+            return
         # What cannot be removed now, the site removes when it hears no more of the publisher.
         with suppress(FloodmarkError), self.target.address.connect() as site:
             site.generations.drop(self.target.namespace, self.number)
@@ -135,9 +148,10 @@ def open_publisher(given: Mapping[str, str], schema: StructType) -> PublishingWr
     check_keep(keep)
     refuse = refuse_duplicates(options.choice("duplicates", DUPLICATES), target.namespace)
     in_order, refused = options.flag("inOrder"), options.text("refused")
+    publisher = options.text("publisher")
     with address.connect() as site:
         begun = site.host.generations.begin_generation(
-            target.namespace, options.read("base", read_at) or 0, f"spark/{uuid4().hex[:8]}"
+            target.namespace, options.read("base", read_at) or 0, publisher or f"spark/{uuid4().hex[:8]}"
         )
     return PublishingWriter(
         target,
@@ -145,6 +159,7 @@ def open_publisher(given: Mapping[str, str], schema: StructType) -> PublishingWr
         keep,
         refuse,
         in_order,
+        resumes=publisher is not None,
         refused=None if refused is None else Path(refused),
         refused_max=options.number("refusedMax") or REFUSED_MAX,
     )
