@@ -5,20 +5,25 @@ make bench-layers ARGS="--parts append --repeat 3"     a look
 """
 
 import argparse
+import subprocess
 import sys
 import tempfile
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from filecmp import cmp
 from io import BytesIO
 from pathlib import Path
+from random import Random
 from time import perf_counter
 from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.floodmark_peer import ServedSite
 from benchmarks.harness import (
     MICROSECONDS,
     VALUE_BYTES,
@@ -33,10 +38,12 @@ from benchmarks.harness import (
     take_turns,
     tell,
 )
+from benchmarks.peers.base import LOOPBACK, free_port, server_process
 
 import floodmark
 from floodmark.layers import LargeValues, ObjectHistory, OrderedLog
 from floodmark.layers.large_values import CHUNK_BYTES, COMMIT_CHUNKS
+from floodmark.model.errors import Unreachable
 from floodmark.model.limits import MIB
 
 PARTITIONS: Final = 8
@@ -196,6 +203,54 @@ def _sides(site: floodmark.Site, size: int) -> dict[str, Callable[[bytes], objec
     }
 
 
+def memory_rows(directory: Path, options: argparse.Namespace) -> Iterator[Row]:
+    size = options.served_megabytes
+    tell(f"{size:,} MB through a server, to and fro, by the command")
+    source, copy, home = directory / "source", directory / "copy", directory / "served"
+    home.mkdir()
+    with source.open("wb") as file:
+        for number in range(size):
+            file.write(Random(number).randbytes(MIB))
+    command = [sys.executable, "-m", "floodmark.cli"]
+    listen = f"{LOOPBACK}:{free_port()}"
+    serve: list[str | Path] = [*command, "serve", home / "site", "--site", "bench", "--listen", listen]
+    with server_process("floodmark", serve, home) as server:
+        served = ServedSite(url=f"grpc://{listen}")
+        server.wait_until_ready(served.facts, (Unreachable,))
+        with served.opened() as site:
+            site.create_namespace("blobs", large_values=True)
+        for work, file_name in (("put", source), ("get", copy)):
+            call = [*command, work, served.url, "blobs", "key", "--file", str(file_name)]
+            yield state(
+                f"{size:,} MB by {work} --file: the client at most",
+                "MiB",
+                _peak_memory(subprocess.Popen(call, stdout=subprocess.DEVNULL)) / MIB,
+                Target(limit=200, unit="MiB"),
+            )
+            peak = _memory(server.process.pid)
+            yield state("  the server at most, so far", "MiB", peak / MIB, Target(limit=200, unit="MiB"))
+    if not cmp(source, copy, shallow=False):
+        raise AssertionError("what was read is not what was written")
+
+
+def _peak_memory(process: "subprocess.Popen[bytes]") -> int:
+    """The resident bytes of a process at most, when it has ended."""
+    peak = 0
+    while process.poll() is None:
+        peak = max(peak, _memory(process.pid))
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(0.1)
+    if process.returncode:
+        raise AssertionError(f"the command ended with {process.returncode}")
+    return peak
+
+
+def _memory(pid: int) -> int:
+    """The resident bytes of a process at most, so far; 0 if it has ended."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:")), 0)
+
+
 def history_rows(directory: Path, options: argparse.Namespace) -> Iterator[Row]:
     tell(f"one object with {SPANS:,} spans")
     noon = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -233,6 +288,7 @@ PARTS: Final = {
     "read": read_rows,
     "history": history_rows,
     "large": large_rows,
+    "memory": memory_rows,
 }
 
 
@@ -244,6 +300,7 @@ def main() -> None:
     parser.add_argument("--puts", type=int, default=2_000, help="calls of a repetition")
     parser.add_argument("--entries", type=int, default=1_000_000, help="entries of the ordered read")
     parser.add_argument("--megabytes", type=int, nargs="*", default=[1, 100, 1_000], help="large values")
+    parser.add_argument("--served-megabytes", type=int, default=2_048, help="the value that is served")
     parser.add_argument("--parts", nargs="*", default=[*PARTS], choices=PARTS, help="what to measure")
     parser.add_argument("--directory", type=Path, help="where to measure; else a temporary directory")
     options = parser.parse_args()

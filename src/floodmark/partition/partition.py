@@ -222,6 +222,8 @@ class LocalPartition(PreparingPartition):
             page_rows = min(2 * page_rows, PAGE_ROWS_MAX)
             yield page.rows
             resume = page.resume
+            # Not held while the next one is read.
+            del page
             if resume is not None:
                 start, end = (start, resume) if reverse else (resume, end)
 

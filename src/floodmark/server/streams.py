@@ -73,7 +73,11 @@ class Streams:
         with self._host.reading(ticket.at, _namespace_of(keys)):
             pages = partition.scan(keys, ticket.at, rows_max=ticket.rows_max, reverse=ticket.reverse)
             for rows in pages:
-                yield from encode_pairs(rows)
+                messages = encode_pairs(rows)
+                # Neither is held while the next page is read.
+                del rows
+                yield from messages
+                del messages
                 if visit.is_over():
                     return
 
