@@ -152,6 +152,12 @@ class ChangeBatch:
         return self.snapshot is not None and (swap is None or swap.way is OnGeneration.SNAPSHOT)
 
     @property
+    def is_marker(self) -> bool:
+        """Whether the row is the marker of a swap."""
+        swap = SwapPlace.decode(self.snapshot)
+        return bool(self.keys) and swap is not None and not swap.key
+
+    @property
     def at(self) -> Version:
         """The version of a snapshot."""
         return self.through if SwapPlace.decode(self.snapshot) is None else self.through + 1

@@ -23,7 +23,7 @@ from floodmark.feed.reading.columns import moment_before
 from floodmark.model.change import Change, ChangeType, Heartbeat, Resolved, Stamp
 from floodmark.model.errors import Corruption
 from floodmark.model.record import Record
-from floodmark.model.stream import ChangeBatch, SwapPlace
+from floodmark.model.stream import ChangeBatch
 from floodmark.model.version import Version, physical_ms
 
 Item: TypeAlias = Change | Resolved | Heartbeat
@@ -118,8 +118,7 @@ class Decoder:
         """
         if not batch.keys:
             return []
-        swap = SwapPlace.decode(batch.snapshot)
-        if swap is not None and not swap.key:
+        if batch.is_marker:
             return self._decode_marker(batch)
         flags = [stored[-1:] for stored in batch.values]
         if batch.befores is None and flags.count(PLAIN) == len(flags):

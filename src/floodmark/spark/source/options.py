@@ -15,6 +15,7 @@ from floodmark.feed import LIFETIME
 from floodmark.model.errors import InvalidArgument, InvalidOption
 from floodmark.model.names import require_name
 from floodmark.model.ranges import KeyRange
+from floodmark.model.stream import OnGeneration
 from floodmark.model.text import read_at, read_bytes, read_duration
 from floodmark.model.version import VERSION_MAX, Version, compose, physical_ms
 from floodmark.site.address import FILES, SiteAddress
@@ -31,6 +32,7 @@ CHANGES: Final = READING | {
     "startingTimestamp",
     "endingTimestamp",
     "beforeImages",
+    "onGeneration",
 }
 STREAM: Final = frozenset({"maxChangesPerTrigger", "safePointLifetime"})
 
@@ -64,6 +66,7 @@ class ReadOptions:
     start: Version | str
     end: Version | None
     before_images: bool
+    on_generation: OnGeneration
     # Of a stream.
     changes_max: int | None
     lifetime: timedelta
@@ -85,6 +88,7 @@ def read_options(given: Mapping[str, str], allowed: Iterable[str]) -> ReadOption
         start=options.start(),
         end=options.end(),
         before_images=options.flag("beforeImages"),
+        on_generation=OnGeneration(options.choice("onGeneration", OnGeneration)),
         changes_max=options.number("maxChangesPerTrigger"),
         lifetime=options.read("safePointLifetime", read_duration) or LIFETIME,
     )

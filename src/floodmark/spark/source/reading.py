@@ -46,7 +46,7 @@ from floodmark.model.errors import (
 )
 from floodmark.model.partition import Content
 from floodmark.model.ranges import KeyRange
-from floodmark.model.stream import ChangeBatch, ChangesRequest
+from floodmark.model.stream import ChangeBatch, ChangesRequest, OnGeneration
 from floodmark.model.version import Version, moment_of, physical_ms
 from floodmark.site.address import SiteAddress
 from floodmark.site.site import Site
@@ -299,7 +299,8 @@ def _fix_version(reader: SiteReader, namespace: NamespaceRow, at: Version | None
 class ChangeInterval(InputPartition):
     """The changes of qualified keys in `(since, until]`, as they look at a moment.
 
-    With `snapshot`, the records that live at `until` instead.
+    With `snapshot`, the records that live at `until` instead.  The marker of a swap comes with the `first`
+    range of keys.
     """
 
     namespace: int
@@ -309,6 +310,7 @@ class ChangeInterval(InputPartition):
     now_ms: int
     site_id: int
     snapshot: bool = False
+    first: bool = False
 
 
 class ChangesReader(DataSourceReader):
@@ -332,7 +334,7 @@ class ChangesReader(DataSourceReader):
                 ]
             ranges = plan_ranges(reader.partition_ranges(), keys)
             return [
-                ChangeInterval(namespace.id, each, start, end, now_ms, site_id)
+                ChangeInterval(namespace.id, each, start, end, now_ms, site_id, first=each == ranges[0])
                 for each in ranges
                 for start, end in plan_versions(since, until, -((count_min or 1) // -len(ranges)))
             ]
@@ -349,8 +351,9 @@ def read_interval(
     rows = RowFormat(schema, options.value_format, interval.site_id)
     images, at, now_ms = options.before_images, interval.until, interval.now_ms
     if not interval.snapshot:
-        for batch in read_batches(options.address, interval, before_images=images):
-            if batch.keys:
+        reaction = options.on_generation
+        for batch in read_batches(options.address, interval, before_images=images, on_generation=reaction):
+            if batch.keys and (interval.first or not batch.is_marker):
                 yield change_rows(batch, rows, now_ms)
         return
     with closing(ask_patiently(partial(open_reader, options.address))) as reader:
@@ -360,7 +363,12 @@ def read_interval(
 
 
 def read_batches(
-    address: SiteAddress, interval: ChangeInterval, *, before_images: bool = False, heartbeats: bool = False
+    address: SiteAddress,
+    interval: ChangeInterval,
+    *,
+    before_images: bool = False,
+    heartbeats: bool = False,
+    on_generation: OnGeneration = OnGeneration.FAIL,
 ) -> Iterator[ChangeBatch]:
     """The changes of an interval, in a task."""
     request = ChangesRequest(
@@ -370,6 +378,7 @@ def read_batches(
         until=interval.until,
         before_images=before_images,
         heartbeats=heartbeats,
+        on_generation=on_generation,
     )
     with closing(ask_patiently(partial(open_reader, address))) as reader:
         yield from ask_patiently(lambda: reader.changes(request))
@@ -384,6 +393,8 @@ def changes_schema(given: Mapping[str, str]) -> StructType:
 def open_changes_reader(given: Mapping[str, str], schema: StructType) -> DataSourceReader:
     """A reader of changes.  Raises InvalidOption or SchemaMismatch."""
     options = read_options(given, CHANGES)
+    if options.on_generation is not OnGeneration.FAIL:
+        options.address.require_url("read over a swap")
     check_schema(schema, CHANGES_COLUMNS, options.value_format)
     return ChangesReader(options, schema)
 

@@ -150,27 +150,39 @@ def change_rows(batch: ChangeBatch, rows: RowFormat, now_ms: int) -> pyarrow.Rec
         stored,
         dead,
     )
+    if batch.is_snapshot:
+        columns = _as_snapshot(columns, batch.at)
     if batch.befores is not None:
         columns = _with_before_images(columns, dead, _split_befores(batch))
+    if batch.is_marker:
+        columns = replace(
+            columns,
+            values=pyarrow.nulls(1, _BINARY),
+            types=lambda: pyarrow.array([ChangeType.GENERATION.value]),
+        )
     return _finish(columns, rows)
+
+
+def _as_snapshot(columns: _Columns, at: Version) -> _Columns:
+    """Rows of a snapshot: they have its version, and the stamps that they were written with."""
+    return replace(
+        columns,
+        versions=pyarrow.array(numpy.full(len(columns.keys), at, numpy.uint64)),
+        origin_versions=compute.coalesce(columns.origin_versions, columns.versions),
+        snapshot=True,
+    )
 
 
 def snapshot_change_rows(
     batch: pyarrow.RecordBatch, rows: RowFormat, at: Version, now_ms: int, *, before_images: bool
 ) -> pyarrow.RecordBatch:
-    """Records of a scan as of a version, as rows of the snapshot that changes begin with.
-
-    They have the version of the snapshot, and the stamps that they were written with.
-    """
+    """Records of a scan as of a version, as rows of the snapshot that changes begin with."""
     keys, versions, partitions, values = batch.columns
     stored, dead = _split_at(values, rows, now_ms)
     live = ChangeType.INSERT if before_images else ChangeType.UPSERT
     columns = replace(
-        _columns_of(keys, versions, partitions, values, stored, dead),
+        _as_snapshot(_columns_of(keys, versions, partitions, values, stored, dead), at),
         types=lambda: compute.if_else(dead, ChangeType.DELETE.value, live.value),
-        versions=pyarrow.array(numpy.full(len(keys), at, numpy.uint64)),
-        origin_versions=compute.coalesce(stored.origin_version, versions),
-        snapshot=True,
     )
     return _finish(columns, rows)
 

@@ -17,6 +17,8 @@ the key that it begins behind as well (`from`).
     {"version": S, "snapshot": ""}                  nothing was read
     {"version": S, "snapshot": "…", "from": ""}     rows up to a key were read
     {"version": S, "from": "…"}                     all rows were read
+
+What comes at a swap, if the stream goes on there, is a micro-batch of its own.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,9 +44,10 @@ from floodmark.feed.reading.cut import ChangesCut
 from floodmark.feed.safepoints import begin_reading
 from floodmark.host.ports import Host, published_version
 from floodmark.model.change import Resolved
-from floodmark.model.errors import FloodmarkError, InvalidOption, VersionCollected
+from floodmark.model.errors import FloodmarkError, GenerationSwapped, InvalidOption, VersionCollected
 from floodmark.model.partition import Content
 from floodmark.model.ranges import KeyRange, after
+from floodmark.model.stream import OnGeneration
 from floodmark.model.version import Version, physical_ms
 from floodmark.site.address import SiteAddress
 from floodmark.spark.runtime.patience import Wait, ask_patiently
@@ -66,6 +69,7 @@ OPTIONS: Final = (
     | KEYS
     | STREAM
     | {"readChangeFeed", "valueFormat", "startingVersion", "startingTimestamp", "beforeImages"}
+    | {"onGeneration"}
 )
 
 # A safe point moves at most this often; one with a short lifetime is renewed more often.
@@ -156,11 +160,19 @@ class Query:
         with suppress(FloodmarkError):
             self._site.host.retention.release_safe_point(reader)
 
-    def cut(self, since: Version, changes_max: int | None, until: Version | None) -> ChangesCut:
+    def cut(
+        self,
+        since: Version,
+        changes_max: int | None,
+        until: Version | None,
+        on_generation: OnGeneration = OnGeneration.FAIL,
+    ) -> ChangesCut:
         """The end of the next step."""
         with self._explained():
             return self.ask(
-                lambda host: host.versions.cut_changes(self._namespace, since, changes_max, until, False)
+                lambda host: host.versions.cut_changes(
+                    self._namespace, since, changes_max, until, False, on_generation=on_generation
+                )
             )
 
     def cut_snapshot(self, keys: KeyRange, at: Version, rows_max: int) -> bytes | None:
@@ -197,8 +209,8 @@ class Query:
         now_ms = self.ask(lambda host: host.physical_ms())
         partitions = [partition.range for partition in maps.map.partitions]
         return [
-            ChangeInterval(self.namespace_id, each, since, until, now_ms, self.site_id, snapshot)
-            for each in plan_ranges(partitions, keys)
+            ChangeInterval(self.namespace_id, each, since, until, now_ms, self.site_id, snapshot, not number)
+            for number, each in enumerate(plan_ranges(partitions, keys))
         ]
 
     def close(self) -> None:
@@ -220,6 +232,12 @@ class Query:
     def _explained(self) -> Iterator[None]:
         try:
             yield
+        except GenerationSwapped as error:
+            raise GenerationSwapped(
+                f"the query has come to its end: {error}. Started again with the option onGeneration, "
+                '"difference" or "snapshot", it goes on from its checkpoint directory',
+                **error.details,
+            ) from error
         except VersionCollected as error:
             raise VersionCollected(
                 f"changes of {self._namespace!r} that the query has not read are gone: {error}. A query may "
@@ -273,7 +291,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._driver.keep(start["reader"], since)
         if "snapshot" in start:
             return place | self._next_of_snapshot(since, start["snapshot"], changes_max)
-        cut = self._cut = self._driver.cut(since, changes_max, self._until)
+        reaction = self._options.on_generation
+        cut = self._cut = self._driver.cut(since, changes_max, self._until, reaction)
         if cut.changes != 0 or self._is_idle_for_long(since, cut.version):
             self._pauses = 0 if cut.changes != 0 else self._pauses
             return place | {"version": cut.version, "since": since}
