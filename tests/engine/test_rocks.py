@@ -13,6 +13,7 @@ from floodmark.engine import WriteRow, rocks
 from floodmark.engine.rocks import RocksEngine
 from floodmark.model.errors import (
     CannotOpen,
+    Closed,
     Corruption,
     FloodmarkError,
     OutcomeUnknown,
@@ -378,3 +379,35 @@ def test_readers_during_a_recovery_get_an_answer_or_are_told_to_try_again(engine
         for reader in readers:
             reader.join()
     assert wrong == []
+
+
+# Loads
+
+
+def test_files_that_overlap_are_compacted_before_others_are_loaded(engine: RocksEngine) -> None:
+    for number in range(60):
+        keys = [b"%05d" % (60 * row + number) for row in range(50)]
+        engine.load(DATA, keys, keys)
+        level0 = engine.measures().families[DATA]["level0_files"]
+        assert level0 <= rocks.OVERLAPPING_FILES_MAX
+    assert engine.scan(DATA, b"", None, rows_max=10_000, bytes_max=MIB) == [
+        (b"%05d" % row, b"%05d" % row) for row in range(3_000)
+    ]
+
+
+def test_files_that_a_killed_load_has_left_are_removed(path: Path) -> None:
+    with closing(RocksEngine(path, FAMILIES)) as engine:
+        fill(engine)
+    left = path / "load-7.tmp"
+    left.write_bytes(b"half a file")
+    with closing(RocksEngine(path, FAMILIES)) as engine:
+        assert not left.exists()
+        assert len(keys_of(engine)) == BATCHES
+
+
+def test_a_load_after_close_is_refused(path: Path) -> None:
+    engine = RocksEngine(path, FAMILIES)
+    engine.close()
+    with pytest.raises(Closed):
+        engine.load(DATA, [b"a"], [b"1"])
+    assert not list(path.glob("load-*"))

@@ -82,6 +82,8 @@ class _Sorter:
         self._file.close()
 
     def add(self, rows: pyarrow.RecordBatch) -> None:
+        if not len(rows):
+            return
         self._gathered.append(rows)
         self._bytes += rows.nbytes
         if self._bytes >= self._gather_bytes_max:

@@ -92,6 +92,10 @@ _BULK_ROWS: Final = 1_000
 
 # Rows that are added to a file in one go, in which no other thread runs: a quarter of a millisecond.
 _LOADED_ROWS: Final = 500
+# Files at level 0, where they overlap: at 20 RocksDB delays writers, and stops them at 36.
+OVERLAPPING_FILES_MAX: Final = 12
+_OVERLAPPING: Final = "rocksdb.num-files-at-level0"
+_COMPACTION_TRIES: Final = 3_000
 # RocksDB leaves files alone whose names it does not know.
 _LOADING: Final = "load-{}.tmp"
 
@@ -621,6 +625,7 @@ class RocksEngine(_Database):
         path = os.fspath(self._path / _LOADING.format(next(self._loads)))
         try:
             self._write_file(path, family, keys, values)
+            self._wait_for_compaction(self._columns[family])
             options = IngestExternalFileOptions()
             options.set_move_files(True)
             self._columns[family].ingest_external_file([path], options)
@@ -633,6 +638,17 @@ class RocksEngine(_Database):
         finally:
             with suppress(OSError):
                 os.unlink(path)
+
+    def _wait_for_compaction(self, column: Rdict) -> None:
+        """Wait while many files overlap: RocksDB would let all writers wait."""
+        for _ in range(_COMPACTION_TRIES):
+            if (column.property_int_value(_OVERLAPPING) or 0) < OVERLAPPING_FILES_MAX:
+                return
+            self._pause.wait(_REOPEN_PAUSE_SECONDS)
+        raise StorageFailed(
+            f"{OVERLAPPING_FILES_MAX} files of loaded rows wait to be compacted; try again, or load rows "
+            "that all senders together have sorted, whose files do not overlap"
+        )
 
     def _write_file(self, path: str, family: str, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
         """Write rows to a file of RocksDB's, and sync it."""
