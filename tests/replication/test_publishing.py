@@ -69,20 +69,23 @@ class World:
         run_step(self.mesh[source].host, self.mesh[target].host, step)
 
     def publish(self) -> None:
-        """Publish at all sites, or at all but some that are away."""
+        """Publish at all sites, or at all but some that are away; the publisher may die between two swaps."""
         names = self.random.sample(list(IDS), self.random.choice([3, 3, 2, 1]))
         first, *_ = names
         base = self.mesh[first].host.versions.now()
         base -= self.random.choice([0, 0, self.random.randrange(3 << 18)])
         rows = dict.fromkeys(self.random.sample(KEYS, self.random.randrange(len(KEYS))), b"set %d" % base)
-        loading = {}
+        loading: dict[str, int] = {}
         try:
             for name in names:
                 generations = self.mesh[name].host.generations
                 loading[name] = generations.begin_generation("users", base, "model", IDS[first]).number
         except (VersionCollected, PublicationConflict):
-            for name, number in loading.items():
-                self.mesh[name].host.generations.drop_generation("users", number)
+            self.drop_left()
+            return
+        if self.random.random() < 0.2:
+            # It dies before everything is loaded.
+            self.load(names[-1], loading[names[-1]], dict(list(rows.items())[::2]))
             return
         for name, number in loading.items():
             self.load(name, number, rows)
@@ -91,9 +94,18 @@ class World:
         self.published.append(((base, IDS[first]), rows))
         for name, number in loading.items():
             self.mesh[name].host.generations.swap_generation("users", number, 1)
+            if self.random.random() < 0.2:
+                return
             if self.random.random() < 0.5:
                 self.step()
                 self.check()
+
+    def drop_left(self) -> None:
+        """Drop what publishers have left, as garbage collection does after an hour."""
+        for site in self.mesh.sites.values():
+            left = site.host.namespaces.find_namespace("users").loading
+            if left is not None:
+                site.host.generations.drop_generation("users", left.number)
 
     def load(self, name: str, number: int, rows: Pairs) -> None:
         host = self.mesh[name].host
@@ -120,7 +132,9 @@ class World:
 
     def finish(self) -> None:
         """Let the links run until all is copied, and look at all sites."""
-        for _ in range(4):
+        for number in range(6):
+            if number == 2:
+                self.drop_left()
             self.mesh.beat()
             for source in IDS:
                 for target in IDS:

@@ -95,8 +95,13 @@ class LocalGenerations(LocalPort):
     ) -> GenerationRow:
         with self._lock:
             row = self._require_publishable(namespace, everywhere=origin is not None)
-            loading = row.loading
             origin = origin or self._node.site_id
+            loading = row.loading
+            if loading is not None and loading.publisher == publisher and origin != self._node.site_id:
+                # The publisher keeps its place at the site that the stamps name; here it may have been left.
+                if (loading.base, loading.origin) != (base, origin):
+                    self.drop_generation(namespace, loading.number)
+                    loading = row.loading
             if loading is not None and loading.publisher == publisher:
                 if base not in (0, loading.base) or origin != loading.origin:
                     raise PublicationConflict(
