@@ -6,7 +6,7 @@ stamp: as of a version, the source has all of them but those that were written s
 comes as changes.  So the target waits until its links have brought all that the source had at that version;
 then it loads the rows, copies its changes since the base, and swaps as a publisher does.
 
-If a publisher dies between the first swap and the last, the sites that have not swapped have loaded all of it,
+If a publisher dies between the first swap and the last, the sites that have not swapped have loaded all rows,
 and the links of those that have swapped finish its work.
 """
 
