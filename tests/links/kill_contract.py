@@ -64,8 +64,8 @@ def write_once(site: Site, number: int) -> None:
     counts.add(b"all")
 
 
-class KillContract:
-    """Kills drivers and sites in the middle of their work."""
+class KillFixtures:
+    """Sites and drivers that are processes."""
 
     runner: str
 
@@ -93,6 +93,10 @@ class KillContract:
         yield start
         for process in running:
             kill_all(process)
+
+
+class KillContract(KillFixtures):
+    """Kills drivers and sites in the middle of their work."""
 
     def test_sites_and_drivers_that_are_killed_converge(
         self, sites: dict[str, SiteProcess], replicate: Replicate

@@ -7,7 +7,7 @@ from pathlib import Path
 from threading import Event, Thread
 
 import pytest
-from tests.links.kill_contract import KillContract, Replicate, kill_all
+from tests.links.kill_contract import KillFixtures, Replicate, kill_all
 from tests.links.support import FLOODMARK, SiteProcess
 from tests.waiting import HANG_SECONDS, wait_until
 
@@ -46,7 +46,7 @@ class Writer:
 
 
 @pytest.mark.slow
-class TestKilledPublishers(KillContract):
+class TestKilledPublishers(KillFixtures):
     """The links run in a process; everything can be killed."""
 
     runner = "process"
@@ -69,7 +69,7 @@ class TestKilledPublishers(KillContract):
         for process in running:
             kill_all(process)
 
-    def test_sites_and_drivers_that_are_killed_converge(
+    def test_all_sites_hold_the_last_data_set_and_what_was_written_since(
         self, sites: dict[str, SiteProcess], replicate: Replicate, publish: Publish
     ) -> None:
         assert replicate("--once").wait(HANG_SECONDS) == 0
