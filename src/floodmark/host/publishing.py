@@ -98,7 +98,10 @@ class LocalGenerations(LocalPort):
             origin = origin or self._node.site_id
             loading = row.loading
             if loading is not None and loading.publisher == publisher and origin != self._node.site_id:
-                loading = self._continued(row, loading, encode_stamp(base, origin))
+                # The site that the stamps name keeps the publisher's place; here it may have left another one.
+                if loading.stamp != encode_stamp(base, origin):
+                    self.drop_generation(namespace, loading.number)
+                loading = row.loading
             if loading is not None and loading.publisher == publisher:
                 if base not in (0, loading.base) or origin != loading.origin:
                     raise PublicationConflict(
@@ -121,15 +124,6 @@ class LocalGenerations(LocalPort):
                 self._require_later(row, base)
             base = base or self._node.committer.read_version()
             return self._begin(row, base, publisher, source=None, origin=origin)
-
-    def _continued(self, row: NamespaceRow, loading: GenerationRow, stamp: bytes) -> GenerationRow | None:
-        """The generation of a publisher that goes on.
-
-        Its place is kept by the site that the stamps name; at another one it may have left something else.
-        """
-        if loading.stamp != stamp:
-            self.drop_generation(row.name, loading.number)
-        return row.loading
 
     def _begin(
         self, row: NamespaceRow, base: Version, publisher: str, *, source: int | None, origin: int
