@@ -98,7 +98,7 @@ class LocalGenerations(LocalPort):
             origin = origin or self._node.site_id
             loading = row.loading
             if loading is not None and loading.publisher == publisher and origin != self._node.site_id:
-                # The site that the stamps name keeps the publisher's place; here it may have left another one.
+                # The site that the stamps name keeps the publisher's place; this may be another one.
                 if loading.stamp != encode_stamp(base, origin):
                     self.drop_generation(namespace, loading.number)
                 loading = row.loading
