@@ -1,17 +1,22 @@
 """Reading changes with Spark where a data set was published."""
 
 import json
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadMaxRows
+from tests.links.support import Served
+from tests.spark.support_backup import address_of
 from tests.waiting import HANG_SECONDS
 
 import floodmark
 from floodmark.model.errors import GenerationSwapped, InvalidOption
 from floodmark.site import Namespace, Site
+from floodmark.spark.jobs import backup, check_backup, export, read_export, restore
 from floodmark.spark.source.reading import open_changes_reader
 from floodmark.spark.source.schemas import CHANGES
 from floodmark.spark.source.stream import StreamReader, open_stream_reader
@@ -120,3 +125,53 @@ def test_a_directory_is_not_read_over_a_swap(tmp_path: Path) -> None:
         open_changes_reader(given, CHANGES)
     with pytest.raises(InvalidOption, match="onGeneration is one of"):
         open_changes_reader(given | {"onGeneration": "ignore"}, CHANGES)
+
+
+def publish_more(site: Site, users: Namespace) -> None:
+    """A data set, with changes before and behind it."""
+    users.put_many({b"00": b"5", b"20": b"5"})
+    site.generations.publish("users", {b"%02d" % number: b"6" for number in range(6, 16)})
+    users.delete(b"07")
+    users.put(b"21", b"7", ttl=timedelta(days=1))
+
+
+def test_a_backup_holds_the_present_generation_and_its_changes_a_difference(
+    spark: SparkSession, served: Served, users: Namespace, tmp_path: Path
+) -> None:
+    site, address = served.site, address_of(served.url)
+    full = backup(address, "users", str(tmp_path), spark=spark)
+    early = dict(users.scan())
+    publish_more(site, users)
+    later = backup(address, "users", str(tmp_path), incremental=True, spark=spark)
+    publish_more(site, users)
+    last = backup(address, "users", str(tmp_path), incremental=True, spark=spark)
+    assert check_backup(str(tmp_path), spark=spark).findings == []
+    for name, at, wanted in (
+        ("early", full.version, early),
+        ("later", later.version, dict(users.scan(at=later.version))),
+        ("last", last.version, dict(users.scan())),
+    ):
+        restored = restore(str(tmp_path), address, name, at=at, spark=spark)
+        assert restored.verified, restored.note
+        assert dict(site.namespace(name).scan()) == wanted
+
+
+@pytest.mark.parametrize("form", ["parquet", "delta"])
+@pytest.mark.parametrize("view", ["history", "current"])
+def test_an_export_goes_on_over_swaps(
+    spark: SparkSession, served: Served, users: Namespace, tmp_path: Path, form: Any, view: Any
+) -> None:
+    site, address = served.site, address_of(served.url)
+
+    def export_users() -> dict[bytes, bytes]:
+        site.host.versions.heartbeat()
+        summary = export(address, "users", str(tmp_path / "lake"), format=form, view=view, spark=spark)
+        assert summary.wrong == 0
+        rows = pyarrow.table(read_export(str(tmp_path / "lake")).to_table()).to_pylist()
+        if view == "current":
+            return {row["key"]: row["value"] for row in rows}
+        return state_of(rows)
+
+    assert export_users() == dict(users.scan())
+    publish_more(site, users)
+    assert export_users() == dict(users.scan())

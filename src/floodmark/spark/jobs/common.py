@@ -17,7 +17,7 @@ from floodmark.accounting.counting import Counted, count_idle
 from floodmark.codec.ordered import qualify_range
 from floodmark.host.ports import Host
 from floodmark.model.errors import FloodmarkError, SafePointNotFound
-from floodmark.model.stream import ChangesRequest
+from floodmark.model.stream import ChangesRequest, OnGeneration
 from floodmark.model.version import Version
 from floodmark.site.address import SiteAddress
 from floodmark.site.site import Site
@@ -68,11 +68,12 @@ def read_site(
 
 
 def changes_between(since: Version, through: Version) -> dict[str, str]:
-    """The options to read the changes in `(since, through]`."""
+    """The options to read the changes in `(since, through]`, with what data sets have changed."""
     return {
         "readChangeFeed": "true",
         "startingVersion": str(since + 1),
         "endingVersion": str(through),
+        "onGeneration": OnGeneration.DIFFERENCE.value,
     }
 
 

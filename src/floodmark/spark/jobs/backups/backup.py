@@ -21,11 +21,13 @@ from uuid import uuid4
 import msgspec
 import pyarrow.parquet
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from floodmark.feed import at_present
 from floodmark.files.directory import Directory, directory_at
 from floodmark.host.catalog import NamespaceRow
 from floodmark.host.ports import published_version
+from floodmark.model.change import ChangeType
 from floodmark.model.errors import Corruption, InvalidArgument, Retryable, SinkFailed, VersionCollected
 from floodmark.model.limits import TTL_MAX
 from floodmark.model.version import Version, moment_of
@@ -304,7 +306,8 @@ def _read_rows(job: _Job, plan: Plan) -> DataFrame:
     if plan.kind is PartKind.CHANGES:
         options = changes_between(plan.since, plan.version)
     columns = record_columns(plan.namespace.merge)
-    return read_site(job.spark, job.source, plan.namespace.name, options, columns)
+    rows = read_site(job.spark, job.source, plan.namespace.name, options, columns)
+    return rows.where(F.col("_change_type") != F.lit(ChangeType.GENERATION.value))
 
 
 def _require_rows(part: Directory, files: list[PartFile], sums: RowSums) -> None:

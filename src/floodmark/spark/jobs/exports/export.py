@@ -26,6 +26,7 @@ from floodmark.clock import monotonic_ms
 from floodmark.feed.reading.cut import ChangesCut
 from floodmark.files.directory import Directory
 from floodmark.model.errors import InvalidArgument, InvalidVersion, VersionCollected
+from floodmark.model.stream import OnGeneration
 from floodmark.model.version import Version, moment_of
 from floodmark.site.address import SiteAddress
 from floodmark.site.site import Site
@@ -229,7 +230,14 @@ class _Export:
 
     def _cut(self, since: Version, end: Version | None) -> ChangesCut:
         """The next step; it ends at `since` if there is none yet."""
-        cut = self._host.versions.cut_changes(self._namespace, since, CHANGES_MAX, end, self._at_heartbeats)
+        cut = self._host.versions.cut_changes(
+            self._namespace,
+            since,
+            CHANGES_MAX,
+            end,
+            self._at_heartbeats,
+            on_generation=OnGeneration.DIFFERENCE,
+        )
         limit = cut.resolved if end is None else min(cut.resolved, end)
         if self._at_heartbeats and cut.version >= limit:
             # There was no heartbeat yet, which would have lowered it.

@@ -26,6 +26,7 @@ from floodmark.feed.sinks.parquet import SCHEMA
 from floodmark.files.directory import Directory, directory_at
 from floodmark.model.change import ChangeType
 from floodmark.model.limits import MIB
+from floodmark.model.stream import OnGeneration
 from floodmark.model.version import Version, moment_of
 from floodmark.site.address import SiteAddress
 from floodmark.spark.jobs.common import changes_between, read_site
@@ -87,7 +88,13 @@ class CountedChanges:
     def __iter__(self) -> Iterator[pyarrow.RecordBatch]:
         interval = self._interval
         form = RowFormat(CHANGES, None, interval.site_id)
-        for batch in read_batches(self._address, interval, heartbeats=True):
+        reaction = OnGeneration.DIFFERENCE
+        for batch in read_batches(self._address, interval, heartbeats=True, on_generation=reaction):
+            if batch.snapshot is not None:
+                # Heartbeats sum up commits, not what comes at a swap.
+                if batch.keys and not batch.is_marker:
+                    yield change_rows(batch, form, interval.now_ms)
+                continue
             self._counting.read(batch)
             rows = change_rows(batch, form, interval.now_ms) if batch.keys else None
             if rows is not None:
