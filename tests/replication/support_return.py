@@ -11,6 +11,7 @@ from floodmark.codec.ordered import encode_namespace, qualify_range
 from floodmark.codec.records import add_origins
 from floodmark.codec.values import decode_value, encode_value
 from floodmark.engine import MemoryEngine
+from floodmark.links.bringing import bring_data_sets
 from floodmark.links.exchange import Copied
 from floodmark.links.returning import BackupFacts, Portion, join_namespace, return_namespace
 from floodmark.links.steps import plan_step, run_step
@@ -88,7 +89,14 @@ class World:
             step = plan_step(self[source].host, self[target].host, tuple(POLICIES), incarnation=incarnation)
             if all(part.since >= goal for part in step.namespaces):
                 return
+            bring_data_sets(self[source].host, self[target].host, step)
             run_step(self[source].host, self[target].host, step)
+
+    def publish(self, *names: str, rows: dict[bytes, bytes]) -> None:
+        """Publish users at some sites; the others are away."""
+        first, *others = (self[name] for name in names)
+        away = self.sites.keys() - set(names)
+        first.generations.publish("users", rows, others=others, without=away)
 
     def link_all(self) -> None:
         """Heartbeats, and all directions."""

@@ -137,3 +137,23 @@ def test_a_write_that_a_load_hides_from_the_links_is_a_loss(world: World) -> Non
         "profiles": 0,
         "counts": 0,
     }
+
+
+@pytest.mark.parametrize("is_backed_up_before", [True, False])
+def test_a_data_set_is_brought_to_a_new_site_with_all_that_it_was_loaded_with(
+    world: World, is_backed_up_before: bool
+) -> None:
+    backups = [world.backup("oslo")]
+    world.publish("oslo", "rome", rows={b"rome before": b"set", b"new": b"set"})
+    for source, target in (("oslo", "rome"), ("rome", "oslo")):
+        world.write(source, "since")
+        world.link(source, target)
+    backups.append(world.backup("oslo"))
+    world.join("lund", backups[not is_backed_up_before])
+    world.write("lund", "first")
+    world.link_all()
+    world.link_all()
+    assert set(dict(world["lund"].namespace("users").scan())) == {
+        *(b"all", b"new", b"rome before", b"oslo since", b"rome since", b"lund first")
+    }
+    world.require_equal()

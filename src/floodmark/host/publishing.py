@@ -274,7 +274,7 @@ class LocalGenerations(LocalPort):
                 return False
             replayed = 0
             for batch in batches:
-                copied = _above_base(batch, generation, self._node.site_id)
+                copied = _above_base(batch.keys, batch.values, batch.versions, generation, self._node.site_id)
                 replayed += len(copied[0])
                 for portion in storage.cut(_rows(generation, *copied)):
                     storage.store_later(portion)
@@ -311,9 +311,16 @@ class LocalGenerations(LocalPort):
         node.committer.sync()
         resolved = node.committer.resolve(qualify_range(row.id))
         replayed, position, begun_ms = 0, generation.position, node.clock.time_source()
+        if position < (loaded := node.retention.loaded_version(row.id)):
+            # What a new or restored site was loaded with is not in its change log.
+            for stored_records in self._stored_records(row, row.present):
+                replayed += self._store(
+                    row, generation, *_above_base(*stored_records, generation, node.site_id)
+                )
+            position = min(loaded, resolved)
         if resolved > position:
             for batch in self._changes(row, position, resolved, None):
-                copied = _above_base(batch, generation, node.site_id)
+                copied = _above_base(batch.keys, batch.values, batch.versions, generation, node.site_id)
                 replayed += self._store(row, generation, *copied)
                 position = batch.through
                 if node.clock.time_source() - begun_ms > PASS_MS_MAX:
@@ -457,6 +464,7 @@ class LocalGenerations(LocalPort):
         return self._catalog.get(name)
 
     def _hold(self, row: NamespaceRow, version: Version) -> None:
+        version = max(version, self._node.retention.loaded_version(row.id))
         self._site.safe_points.hold(_safe_point(row), version, PUBLISHING, row.id)
         self._renewed_at_ms = self._node.clock.time_source()
 
@@ -492,7 +500,11 @@ def _kept_point(row: NamespaceRow) -> str:
 
 
 def _above_base(
-    batch: ChangeBatch, generation: GenerationRow, site_id: int
+    keys: Sequence[bytes],
+    values: Sequence[bytes],
+    versions: Sequence[Version],
+    generation: GenerationRow,
+    site_id: int,
 ) -> tuple[list[bytes], list[bytes], list[Version]]:
     """Keys, values and versions of those changes whose stamp is above that of the data set.
 
@@ -501,9 +513,7 @@ def _above_base(
     loaded = generation.stamp or encode_stamp(generation.base, site_id)
     copied = [
         (key, value, version)
-        for key, value, version, origin in zip(
-            batch.keys, batch.values, batch.versions, find_origins(batch.values), strict=True
-        )
+        for key, value, version, origin in zip(keys, values, versions, find_origins(values), strict=True)
         if is_later(origin or encode_stamp(version, site_id), loaded)
         or (generation.source is not None and origin[-1] != site_id)
     ]
