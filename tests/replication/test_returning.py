@@ -86,6 +86,35 @@ def test_everything_that_somebody_knows_is_at_all_sites_in_the_end(
     assert world["bonn"].namespace("counts").get(b"all") == len(words) + 1
 
 
+@pytest.mark.parametrize("publisher", ["oslo", "rome"])
+@pytest.mark.parametrize("is_backed_up_before", [True, False])
+def test_data_set_is_there_again_with_all_that_somebody_knows(
+    world: World, publisher: str, is_backed_up_before: bool
+) -> None:
+    world.write("oslo", "before")
+    world.link_all()
+    backups = [world.backup("oslo")]
+    others = [name for name in ("oslo", "rome", "bonn") if name != publisher]
+    world.publish(publisher, *others, rows={b"oslo before": b"set", b"new": b"set"})
+    world.write("oslo", "since")
+    world.link("oslo", "rome")
+    backups.append(world.backup("oslo"))
+    world.write("oslo", "behind the backups")
+    world.link("oslo", "bonn")
+    world.open("oslo")
+    world.change("oslo", incarnation=2)
+    for namespace in POLICIES:
+        world.restore("oslo", backups[not is_backed_up_before], namespace)
+    assert world["oslo"].host.membership.finish_rejoining() == []
+    world.write("oslo", "in the new life")
+    for _ in range(3):
+        world.link_all()
+    world.require_equal()
+    assert {key for key, _ in world["oslo"].namespace("users").scan()} == {
+        *(b"all", b"new", b"oslo before", b"oslo since", b"oslo behind the backups", b"oslo in the new life")
+    }
+
+
 @pytest.mark.parametrize("beats", [0, 3])
 def test_sums_of_the_heartbeats_agree_after_the_return(world: World, beats: int) -> None:
     lose_and_restore(world, beats=beats)
