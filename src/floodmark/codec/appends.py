@@ -30,6 +30,8 @@ BUCKET_BYTES: Final = 8
 INDEX_BYTES: Final = 4
 _VERSION_BYTES: Final = 8
 _TAIL: Final = Struct(">BQQB")
+# Each byte with its bits in reversed order.
+_REVERSED: Final = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 
 
 class Append(NamedTuple):
@@ -47,7 +49,7 @@ def encode_bucket(version: Version, shift: int) -> bytes:
     >>> [encode_bucket(version, 4).hex() for version in (0, 15, 16, 32)]
     ['0000000000000000', '0000000000000000', '8000000000000000', '4000000000000000']
     """
-    return int(f"{version >> shift:064b}"[::-1], 2).to_bytes(BUCKET_BYTES, "big")
+    return (version >> shift).to_bytes(BUCKET_BYTES, "little").translate(_REVERSED)
 
 
 def append_key(prefix: bytes, shift: int, version: Version, index: int) -> bytes:
@@ -95,7 +97,7 @@ def set_after(value: bytes, version: Version) -> bytes:
 
 def highest_after(values: Sequence[bytes]) -> Version:
     """The version that the clock must have passed before some values are written."""
-    return max((decode_append(value).after for value in values if is_append(value)), default=0)
+    return max([decode_append(value).after for value in values if is_append(value)], default=0)
 
 
 def append_size(key: bytes, shift: int) -> int:
@@ -110,17 +112,19 @@ def complete(rows: Mapping[bytes, bytes], version: Version) -> dict[bytes, bytes
     >>> complete(rows, 17) == {append_key(b"e", 4, 17, 2): b"a\\0", b"k": b"b\\0"}
     True
     """
-    completed = {}
-    for key, value in rows.items():
-        if not is_append(value):
-            completed[key] = value
-        else:
-            stored, shift, after, before = decode_append(value)
-            if not after < version < before:
-                raise late_append(version)
-            index = int.from_bytes(key[-INDEX_BYTES:], "big")
-            completed[append_key(key[: append_size(key, shift)], shift, version, index)] = stored
-    return completed
+    return dict(
+        complete_append(key, decode_append(value), version) if is_append(value) else (key, value)
+        for key, value in rows.items()
+    )
+
+
+def complete_append(key: bytes, append: Append, version: Version) -> tuple[bytes, bytes]:
+    """A key that waits for its version, and its value, as `complete` gives them."""
+    stored, shift, after, before = append
+    if not after < version < before:
+        raise late_append(version)
+    index = int.from_bytes(key[-INDEX_BYTES:], "big")
+    return append_key(key[: append_size(key, shift)], shift, version, index), stored
 
 
 def any_append(values: Sequence[bytes]) -> bool:

@@ -8,8 +8,17 @@ from functools import partial
 
 from floodmark.clock import HybridClock
 from floodmark.clock.hybrid import READ_SKEW_MS_MAX
-from floodmark.codec.appends import any_append, complete, highest_after, is_append, late_append
-from floodmark.codec.ordered import encode_bytes, encode_prefixes
+from floodmark.codec.appends import (
+    any_append,
+    append_size,
+    complete_append,
+    decode_append,
+    highest_after,
+    is_append,
+    late_append,
+)
+from floodmark.codec.ordered import NAMESPACE_BYTES, encode_bytes, encode_prefixes
+from floodmark.codec.values import PLAIN
 from floodmark.model.batch import require_batch
 from floodmark.model.partition import ReadSet
 from floodmark.model.ranges import KeyRange
@@ -52,12 +61,13 @@ class NodeWrites:
         transaction: str,
     ) -> Version:
         """See `Partition.write`."""
-        validation = self._begin(keys, values, reads, transaction)
-        if reads is None and not transaction and len(keys) == 1 and is_append(values[0]):
+        is_one = len(keys) == 1 == len(values)
+        if is_one and reads is None and not transaction and is_append(values[0]):
             version = self._append(partition, keys[0], values[0], durable=durable)
             if version:
                 return version
-        elif not (batch or _declared(reads)) and _is_one(partition, keys, values):
+        validation = self._begin(keys, values, reads, transaction)
+        if not (batch or _declared(reads)) and _is_one(partition, keys, values):
             if transaction:
                 commit = self._one(partition, keys, values, validation, transaction, durable=durable)
                 return self._committer.commit(commit)
@@ -72,9 +82,15 @@ class NodeWrites:
 
     def _append(self, partition: DecidingPartition, key: bytes, value: bytes, *, durable: bool) -> Version:
         """Commit a value whose key holds the version, if no other commit is at work; 0 if one is."""
+        append = decode_append(value)
+        # What `Entrance.check` would make of a plain value, which is hot.
+        is_plain = append.stored.endswith(PLAIN) and append_size(key, append.shift) >= NAMESPACE_BYTES
+        self._entrance.check((key,), (append.stored if is_plain else value,), WriteKind.WRITE)
+        if append.after > self._clock.latest:
+            self._committer.observe(append.after, skew_ms_max=READ_SKEW_MS_MAX)
 
         def complete_one(version: Version) -> tuple[DecidingPartition, bytes, bytes, bytes]:
-            ((completed, stored),) = complete({key: value}, version).items()
+            completed, stored = complete_append(key, append, version)
             writer = self._serving().route(completed)
             if writer.retired:
                 raise late_append(version)

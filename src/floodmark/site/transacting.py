@@ -6,7 +6,6 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 
-from floodmark.codec.appends import append_key, append_size, set_after
 from floodmark.host.ports import Host
 from floodmark.host.transaction_port import Transactions
 from floodmark.model.errors import Conflict, InvalidArgument
@@ -169,8 +168,7 @@ class TransactionCalls:
         require_of(self.host, namespace)
         versions = self._read_versions
         above = versions.expected()
-        key, stored, bits = encode_appended(namespace, prefix, value, 0, shift, before)
-        key, stored = append_key(key[: append_size(key, bits)], bits, above, 0), set_after(stored, above)
+        key, stored, _ = encode_appended(namespace, prefix, value, 0, shift, before, above)
         try:
             version: Version = self.host.router.call(
                 key, lambda partition: partition.write((key,), (stored,), durable=self._durable)

@@ -431,15 +431,22 @@ def transactional(
 
 
 def encode_appended(
-    namespace: AnyNamespace, prefix: bytes, value: Any, index: int, shift: int | None, before: Version
+    namespace: AnyNamespace,
+    prefix: bytes,
+    value: Any,
+    index: int,
+    shift: int | None,
+    before: Version,
+    above: Version = 0,
 ) -> tuple[bytes, bytes, int]:
-    """The qualified key of an append without its version, its value in the request, and its shift."""
+    """The qualified key of an append to be committed above a version, its value in the request, its shift."""
     if shift is not None and not 0 <= shift <= SHIFT_MAX:
         raise InvalidArgument(f"a shift is 0 to {SHIFT_MAX} bits, not {shift!r:.60}")
     policy, qualify, expire = namespace.encoding
     bits = NO_BUCKET if shift is None else shift
-    key = qualify(append_key(prefix, bits, 0, index))
-    return key, encode_append(policy.put(prefix, value, expire(None)), bits, before=before), bits
+    key = qualify(append_key(prefix, bits, above, index))
+    stored = encode_append(policy.put(prefix, value, expire(None)), bits, after=above, before=before)
+    return key, stored, bits
 
 
 def version_of(conflict: Conflict) -> Version:
