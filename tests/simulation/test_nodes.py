@@ -16,17 +16,18 @@ QUICK_FAULTS = ("counted-twice", "lease-ignored", "trim-unseen")
 KNOWN_SEEDS = {
     "account-ends-early": 9,
     "announced-above-ceiling": 9,
-    "ceiling-not-passed": 4,
-    "counted-twice": 3,
+    "ceiling-not-passed": 110,
+    "counted-twice": 2,
     "guard-before-batch": 29,
     "keeper-unguarded": 5,
     "lease-ignored": 2,
     "log-not-passed": 99,
-    "outcome-dropped": 9,
-    "refusal-not-durable": 9,
-    "round-unguarded": 61,
+    "outcome-dropped": 14,
+    "refusal-not-durable": 119,
+    "round-unguarded": 42,
     "slow-node-left-out": 4,
     "takeover-unguarded": 4,
+    "trim-unseen": 2,
 }
 
 
