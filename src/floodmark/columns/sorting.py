@@ -25,8 +25,8 @@ from floodmark.model.errors import InvalidArgument, StorageFull
 from floodmark.model.limits import KIB, MIB
 
 MEMORY_BYTES_MAX: Final = 64 * MIB
-# What a site takes at once.
-PORTION_BYTES_MAX: Final = 8 * MIB
+# What a site takes at once, in some ten milliseconds.
+PORTION_BYTES_MAX: Final = 4 * MIB
 # What a run holds in memory while it is merged.
 _MESSAGE_BYTES_MAX: Final = 256 * KIB
 
