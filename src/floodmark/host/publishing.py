@@ -36,7 +36,7 @@ from floodmark.codec.ordered import (
 )
 from floodmark.codec.records import add_origins, rename_keys
 from floodmark.codec.stamps import encode_stamp, find_origins, is_later
-from floodmark.codec.values import DELETED, HAS_EXPIRY
+from floodmark.codec.values import DELETED
 from floodmark.columns.column import Column
 from floodmark.columns.packed import pack
 from floodmark.columns.pairs import Pairs
@@ -73,6 +73,8 @@ PASS_MS_MAX: Final = 5_000
 # What may be left to copy while writers wait.
 SWAP_CHANGES_MAX: Final = 1_000
 SWAP_TRIES_MAX: Final = 50
+# Records that a rollback copies at once.
+_COPIED_ROWS_MAX: Final = 50_000
 _RENEWED_EVERY_MS: Final = PUBLISHING // timedelta(milliseconds=1) // 10
 
 
@@ -157,14 +159,7 @@ class LocalGenerations(LocalPort):
                 self._hold(row, generation.position)
         version = encode_version(generation.base)
         engine_keys = [prefix + version for prefix in encode_prefixes(rename_keys(keys, generation.id))]
-        # Not in the turn: others write meanwhile.
-        with self._loads:
-            if (flags & HAS_EXPIRY).any():
-                self._store_portions(
-                    row, number, index_rows((prefix + version for prefix in encode_prefixes(keys)), values)
-                )
-            self._require_loading(row, number)
-            self._node.storage.load(below(self._node.engine), DATA, engine_keys, list(values))
+        self._load(row, number, engine_keys, list(values))
         return len(keys)
 
     def rewind_generation(self, namespace: str, number: int) -> Rewound:
@@ -229,8 +224,9 @@ class LocalGenerations(LocalPort):
             assert source.until is not None
             loading = self._begin(row, source.until - 1, publisher, source=source.number, origin=0)
             try:
-                for keys, values, versions in self._stored_records(row, source):
-                    self._store(row, loading, keys, values, versions)
+                physical = encode_namespace(loading.id)
+                for keys, values in self._stored_records(source, _COPIED_ROWS_MAX):
+                    self._load(row, loading.number, [place(key, physical) for key in keys], values)
                 while self._rewind(row, loading.number).behind_ms > PASS_MS_MAX:
                     pass
                 return self.swap_generation(namespace, loading.number, keep)
@@ -313,15 +309,17 @@ class LocalGenerations(LocalPort):
         replayed, position, begun_ms = 0, generation.position, node.clock.time_source()
         if position < (loaded := node.retention.loaded_version(row.id)):
             # What a new or restored site was loaded with is not in its change log.
-            for stored_records in self._stored_records(row, row.present):
-                replayed += self._store(
-                    row, generation, *_above_base(*stored_records, generation, node.site_id)
-                )
+            for engine_keys, values in self._stored_records(row.present):
+                keys, versions = _decode(row, engine_keys)
+                copied = _above_base(keys, values, versions, generation, node.site_id)
+                self._store(row, number, _rows(generation, *copied))
+                replayed += len(copied[0])
             position = min(loaded, resolved)
         if resolved > position:
             for batch in self._changes(row, position, resolved, None):
                 copied = _above_base(batch.keys, batch.values, batch.versions, generation, node.site_id)
-                replayed += self._store(row, generation, *copied)
+                self._store(row, number, _rows(generation, *copied))
+                replayed += len(copied[0])
                 position = batch.through
                 if node.clock.time_source() - begun_ms > PASS_MS_MAX:
                     break
@@ -347,19 +345,8 @@ class LocalGenerations(LocalPort):
                 return
             yield batch
 
-    def _store(
-        self,
-        row: NamespaceRow,
-        generation: GenerationRow,
-        keys: Sequence[bytes],
-        values: Sequence[bytes],
-        versions: Sequence[Version],
-    ) -> int:
+    def _store(self, row: NamespaceRow, number: int, rows: Sequence[WriteRow]) -> None:
         """Store records of a generation that is loading; the next sync makes them durable."""
-        self._store_portions(row, generation.number, _rows(generation, keys, values, versions))
-        return len(keys)
-
-    def _store_portions(self, row: NamespaceRow, number: int, rows: Sequence[WriteRow]) -> None:
         storage = self._node.storage
         for portion in storage.cut(rows):
             with storage.settled():
@@ -367,25 +354,35 @@ class LocalGenerations(LocalPort):
                 self._require_loading(row, number)
                 storage.store_later(portion)
 
+    def _load(
+        self, row: NamespaceRow, number: int, engine_keys: Sequence[bytes], values: Sequence[bytes]
+    ) -> None:
+        """Store records of a generation that is loading, durably, in order of their keys in the engine."""
+        # Not in the turn: others write meanwhile.
+        with self._loads:
+            if may_expire(values):
+                namespace = encode_namespace(row.id)
+                shown = (place(key, namespace) for key in engine_keys)
+                self._store(row, number, index_rows(shown, values))
+            self._require_loading(row, number)
+            self._node.storage.load(below(self._node.engine), DATA, engine_keys, values)
+
     def _stored_records(
-        self, row: NamespaceRow, generation: GenerationRow
-    ) -> Iterator[tuple[list[bytes], list[bytes], list[Version]]]:
-        """Keys, stored values and versions of the records of a generation that is not written any more."""
+        self, generation: GenerationRow, rows_max: int = PAGE_ROWS_MAX
+    ) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """Engine keys and stored values of the newest records of a generation."""
         engine = below(self._node.engine)
         start = RAW + encode_namespace(generation.id)
-        end = prefix_end(start)
-        namespace, seen = encode_namespace(row.id), b""
-        while page := engine.scan(DATA, start, end, rows_max=PAGE_ROWS_MAX, bytes_max=PAGE_BYTES_MAX):
-            newest = []
+        end, seen = prefix_end(start), b""
+        while page := engine.scan(DATA, start, end, rows_max=rows_max, bytes_max=PAGE_BYTES_MAX):
+            keys, values = [], []
             for engine_key, value in page:
                 if not engine_key.startswith(seen) or not seen:
-                    newest.append((engine_key, value))
+                    keys.append(engine_key)
+                    values.append(value)
                     seen = engine_key[:-VERSION_BYTES]
-            yield (
-                [namespace + decode_user_key(engine_key[:-VERSION_BYTES]) for engine_key, _ in newest],
-                [value for _, value in newest],
-                [decode_version(engine_key) for engine_key, _ in newest],
-            )
+            if keys:
+                yield keys, values
             start = after(page[-1][0])
 
     def _settle_prepared(self, row: NamespaceRow) -> None:
@@ -518,6 +515,13 @@ def _above_base(
         or (generation.source is not None and origin[-1] != site_id)
     ]
     return [key for key, _, _ in copied], [value for _, value, _ in copied], [each for _, _, each in copied]
+
+
+def _decode(row: NamespaceRow, engine_keys: Sequence[bytes]) -> tuple[list[bytes], list[Version]]:
+    """The qualified keys and the versions of engine keys of a generation."""
+    namespace = encode_namespace(row.id)
+    keys = [namespace + decode_user_key(each[:-VERSION_BYTES]) for each in engine_keys]
+    return keys, [decode_version(each) for each in engine_keys]
 
 
 def _flags_of(values: Sequence[bytes]) -> NDArray[numpy.uint8]:
