@@ -140,7 +140,7 @@ DATA: dict[str, tuple[Role, Callable[[Site, str], object]]] = {
     "apply_stream": (Role.REPLICATE, _stream(ApplyStream(True), COPIED)),
     "load_stream": (Role.ADMIN, _stream(LoadStream(True), COPIED)),
     "generation_stream": (
-        Role.ADMIN,
+        Role.REPLICATE,
         lambda site, name: _stream(GenerationStream(_key(name)[2], 1), COPIED)(site, name),
     ),
     "compare_and_set": (
