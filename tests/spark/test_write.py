@@ -33,7 +33,6 @@ from floodmark.model.errors import (
     NamespaceNotFound,
     NotAllowed,
     SchemaMismatch,
-    Unreachable,
 )
 from floodmark.model.partition import PutUnchangedStream, WriteStream
 from floodmark.server import Server
@@ -277,11 +276,6 @@ def test_what_cannot_be_written_is_refused_on_the_driver(url: str, tmp_path: Pat
     refused(InvalidOption, "did you mean distinctKeys", {**options, "distinctKey": "true"})
     refused(InvalidOption, "valueFormat is one of", {**options, "valueFormat": "avro"})
     refused(SchemaMismatch, "no column 'value'", options, StructType([StructField("key", BinaryType())]))
-
-
-@pytest.mark.slow  # Patience with a server that may be starting again: a minute for each way.
-def test_server_that_does_not_answer_is_refused_on_the_driver() -> None:
-    refused(Unreachable, "127.0.0.1:1", {"path": "grpc://127.0.0.1:1", "namespace": "users"})
 
 
 @pytest.mark.usefixtures("users")
