@@ -46,7 +46,7 @@ LARGE_VALUES: Final = b"large values 1"
 
 CHUNK_BYTES: Final = 512 * KIB
 # Chunks of one commit, and commits under way: they bound the memory of a put, here and at the server.
-COMMIT_CHUNKS: Final = 4
+COMMIT_CHUNKS: Final = 8
 COMMITS: Final = 2
 # Up to so many chunks are read one by one when a value is opened: a scan costs more, but keeps the others.
 FEW_CHUNKS: Final = 4
