@@ -1,5 +1,7 @@
 """A cache beside a store, which follows the changes and never holds what the store does not.
 
+Where a data set is published, it takes what that has changed.
+
 The cache keeps its entries and how far it has come in one file, which is replaced as a whole.  So a process
 that is killed goes on from a whole file: it reads some changes twice, and misses none.
 
@@ -30,7 +32,12 @@ class Cache:
     def catch_up(self, site: floodmark.Site, namespace: str) -> None:
         """Take in the changes since the last time; from the beginning, if those are collected."""
         try:
-            for item in site.changes(namespace, since=self._version or "snapshot", resolved_markers=True):
+            for item in site.changes(
+                namespace,
+                since=self._version or "snapshot",
+                resolved_markers=True,
+                on_generation="difference",
+            ):
                 if isinstance(item, floodmark.Resolved):
                     if not item.snapshot:
                         self._version = item.version

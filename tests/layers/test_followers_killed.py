@@ -57,6 +57,8 @@ def test_a_cache_that_is_killed_ends_up_equal_to_the_store(tmp_path: Path, seed:
         def write(number: int, choose: random.Random) -> None:
             key = b"%d" % choose.randrange(50)
             prices.delete(key) if choose.random() < 0.2 else prices.put(key, b"%d" % number)
+            if number % 50 == 0:
+                site.generations.publish("prices", {b"%d" % each: b"new %d" % number for each in range(30)})
 
         stop = Event()
         writer = write_until(stop, write, seed)

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from itertools import islice
+from itertools import islice, pairwise
 from random import Random
 from typing import Any
 
 import pytest
 
-from floodmark import ChangeType, Resolved, Site
+from floodmark import ChangeType, Resolved, Site, Stamp
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.values import encode_value
 from floodmark.feed.reading.reader import ChangeReader
@@ -187,7 +187,9 @@ class World:
     def check_copies(self) -> None:
         """A reader that goes on over swaps holds what the site held, also after it began again anywhere."""
         way: Any = self.random.choice(["difference", "snapshot"])
+        item: Any
         place, saved = Resolved(self.start), Pairs()
+        stamps: dict[tuple[bytes, int], Stamp] = {}
         for left in [*self.random.choices(range(30), k=3), 100_000]:
             copy = dict(saved)
             try:
@@ -198,8 +200,13 @@ class World:
                         assert item.snapshot is not None or copy == self.state_at(item.version)
                     else:
                         self.apply(copy, item, way)
+                        stamps[item.key, item.version] = item.stamp
             except VersionCollected:
                 return
+        if way == "difference":
+            # A target that goes by stamps takes each change.
+            in_order = [(key, stamp) for (key, _), stamp in sorted(stamps.items())]
+            assert all(one < other for one, other in pairwise(in_order))
 
     def apply(self, copy: Pairs, item: Any, way: str) -> None:
         if item.type is ChangeType.GENERATION:

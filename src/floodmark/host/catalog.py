@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
+from itertools import accumulate
 from typing import Any, Final
 
 import msgspec
@@ -151,7 +152,13 @@ class NamespaceRow(msgspec.Struct):
 
     def swap_after(self, position: Version) -> Swap | None:
         """The first swap above a position."""
-        swaps = [Swap(each.since, self.id) for each in self.generations[1:] if each.since is not None]
+        bases = accumulate((each.base for each in self.generations), max)
+        swaps = [
+            # The number keeps data sets of one base apart.
+            Swap(each.since, self.id, base + each.number, each.origin)
+            for each, base in [*zip(self.generations, bases, strict=True)][1:]
+            if each.since is not None
+        ]
         return min((swap for swap in swaps if swap.version > position), default=None)
 
     def adopt(self, other: "NamespaceRow") -> None:

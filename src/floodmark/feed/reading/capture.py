@@ -26,6 +26,10 @@ so nothing is called back twice.  Few stamps are remembered, because the next he
 Each site writes the expiry of a record by itself, under the stamp of the record, and heartbeats say nothing
 of it.  So an expiry is called back once for each feed that is read: after a switch it may come again.
 
+The same holds for what comes at a swap, where a data set was published: each site swaps by itself, and its
+rows are no changes that a heartbeat knows of.  The marker tells its version, and within a feed versions
+decide.  The feed must be read with `on_generation="difference"`.
+
 A heartbeat is not held against what follows it in its own feed, where versions decide; but between feeds
 step 2 needs a site not to announce a version as long as it may still commit a stamp at or below it.
 
@@ -88,6 +92,8 @@ class ReadingState(msgspec.Struct, frozen=True, kw_only=True):
     position: Version
     had: tuple[Had, ...]
     seen: tuple[Seen, ...]
+    # The version of the last swap.
+    swap: Version = 0
 
 
 class CaptureState(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,7 +208,17 @@ class ChangeCapture:
         stamp = change.stamp
         is_expiry = change.type is ChangeType.DELETE and change.expires_at is not None
         seen = Seen(change.namespace, stamp.site, stamp.version, change.key, is_expiry)
-        is_new = not (reading.has(change.version, seen) or self._had_before(seen))
+        if change.type is ChangeType.GENERATION:
+            if change.snapshot:
+                raise InvalidArgument(
+                    f"the feed of site {reading.site} goes on over a swap with a snapshot, which voids what "
+                    'was called back; read it with on_generation="difference"',
+                    site=reading.site,
+                )
+            reading.swap = change.version
+        is_new = not reading.has(change.version, seen)
+        if change.version != reading.swap:
+            is_new = is_new and not self._had_before(seen)
         if is_new:
             self._owed = change
             self._callback(change)
@@ -257,11 +273,13 @@ class _Reading:
     position: Version
     marks: dict[Origin, Version] = field(default_factory=dict)
     seen: set[Seen] = field(default_factory=set)
+    swap: Version = 0
 
     @classmethod
     def load(cls, state: ReadingState) -> "_Reading":
         marks = {(had.namespace, had.site): had.spans[-1].through for had in state.had}
-        return cls(state.site, state.after, state.through, state.position, marks, set(state.seen))
+        seen = set(state.seen)
+        return cls(state.site, state.after, state.through, state.position, marks, seen, state.swap)
 
     def state(self) -> ReadingState:
         return ReadingState(
@@ -271,6 +289,7 @@ class _Reading:
             position=self.position,
             had=_list_had({origin: (Span(self.after, mark),) for origin, mark in self.marks.items()}),
             seen=tuple(sorted(self.seen)),
+            swap=self.swap,
         )
 
     def has(self, version: Version, seen: Seen) -> bool:

@@ -221,7 +221,8 @@ class ChangeReader:
                 if place.way is OnGeneration.SNAPSHOT:
                     batches = all_records(request, swap, scan(left, at))
                 else:
-                    batches = difference(request, swap, scan(left, at - 1, dead=True), scan(left, at))
+                    old, new = scan(left, at - 1, dead=True), scan(left, at)
+                    batches = difference(request, swap, old, new, self._node.site_id)
                 for batch in batches:
                     self._node.require_open()
                     yield batch

@@ -19,6 +19,7 @@ import pyarrow
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.values import DELETED, PLAIN, TOMBSTONE, decode_value, encode_value
 from floodmark.feed.reading.columns import BATCH_BYTES_MAX, CHANGE_BYTES
+from floodmark.model.change import Stamp
 from floodmark.model.errors import GenerationSwapped
 from floodmark.model.stream import ChangeBatch, ChangesRequest, OnGeneration, SwapPlace, Way
 from floodmark.model.version import Version, moment_of
@@ -32,10 +33,16 @@ _NONE: Final[_Row] = (b"", 0, 0, b"")
 
 
 class Swap(NamedTuple):
-    """The version from which readers find another generation of a namespace, named by its id."""
+    """The version from which readers find another generation of a namespace, named by its id.
+
+    What the data set has changed is stamped with the version `stamped` of the site `origin`, 0 for this one:
+    behind the base of this data set and those of earlier ones.
+    """
 
     version: Version
     namespace: int
+    stamped: Version
+    origin: int
 
 
 def no_swap(_namespace: int | None, _position: Version) -> Swap | None:
@@ -112,13 +119,17 @@ def difference(
     swap: Swap,
     old: Iterable[pyarrow.RecordBatch],
     new: Iterable[pyarrow.RecordBatch],
+    site_id: int,
 ) -> Iterator[ChangeBatch]:
     """Puts and deletes that make the records before a swap into those after it, in order of keys.
 
-    `old` holds dead records, too.  One that has expired is deleted: its expiry may not have been told.  All
-    are written by the swap: their stamps are above all that a reader has.
+    `old` holds dead records, too.  One that has expired is deleted: its expiry may not have been told.
+
+    Their stamp is right behind the base of the data set: above all that it replaces, and below what other
+    sites have written since, which may come later.
     """
     prefix, gathered, passed = encode_namespace(swap.namespace), _Gathered(request, swap), 0
+    stamp = Stamp(swap.stamped, swap.origin or site_id)
     for user_key, before, after in _aligned(_rows(old), _rows(new)):
         key, passed = prefix + user_key, passed + 1
         earlier = None if before is None or before[3][-1] & DELETED else _unstamped(before[3])
@@ -126,7 +137,7 @@ def difference(
         if later != earlier:
             partition = (after or before or _NONE)[2]
             row = user_key, swap.version, partition, b""
-            gathered.add(row, key, TOMBSTONE if later is None else later, earlier)
+            gathered.add(row, key, _stamped(later or TOMBSTONE, stamp), earlier)
         if gathered.size >= BATCH_BYTES_MAX or passed == _PASSED_MAX:
             yield gathered.take(SwapPlace(OnGeneration.DIFFERENCE, key))
             passed = 0
@@ -159,5 +170,9 @@ def _unstamped(stored: bytes) -> bytes:
     """A record without what tells where and how it was written."""
     if stored[-1:] == PLAIN:
         return stored
+    return _stamped(stored, None)
+
+
+def _stamped(stored: bytes, stamp: Stamp | None) -> bytes:
     record = decode_value(stored)
-    return encode_value(record.value, record.expires_at, record.deleted, stamps=record.stamps)
+    return encode_value(record.value, record.expires_at, record.deleted, stamps=record.stamps, origin=stamp)
