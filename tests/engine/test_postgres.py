@@ -1,6 +1,7 @@
 """The PostgreSQL engine keeps the engine's contract on a real server, also when connections are lost."""
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from itertools import count
 from random import Random
 from threading import Thread
@@ -339,8 +340,10 @@ def test_a_site_whose_name_fits_no_schema_is_refused() -> None:
 
 
 def test_a_forked_process_uses_no_connection_of_its_parent(engine: PostgresEngine) -> None:
-    engine.abandon(Closed("forked"))
+    forked = copy(engine)
+    forked.abandon(Closed("forked"))
     with pytest.raises(Closed):
-        engine.write([])
+        forked.write([])
     with pytest.raises(Closed):
-        engine.get(LEFT, b"a")
+        forked.get(LEFT, b"a")
+    assert engine.get(LEFT, b"a") is None

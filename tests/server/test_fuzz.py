@@ -14,6 +14,7 @@ from tests.server.support import connected, raw_client, raw_options, serving
 from tests.sizes import only
 from tests.waiting import HANG_SECONDS
 
+from floodmark.columns.pairs import PAIRS
 from floodmark.model.errors import FloodmarkError, InvalidArgument, LimitExceeded, WireMismatch
 from floodmark.model.limits import COMMIT_BYTES_MAX, MIB
 from floodmark.model.partition import PutStream
@@ -21,7 +22,7 @@ from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangesRequest
 from floodmark.server import Server
 from floodmark.wire import messages
-from floodmark.wire.columns import PAIRS, encode_rows
+from floodmark.wire.columns import encode_rows
 from floodmark.wire.errors import decode_error
 from floodmark.wire.lines import Line
 from floodmark.wire.resp import call_head, encode_call

@@ -22,6 +22,7 @@ from tests.server.support import (
 from tests.server.test_frames import frame, varint
 from tests.waiting import HANG_SECONDS
 
+from floodmark.columns.pairs import PAIRS
 from floodmark.model.access import Role
 from floodmark.model.errors import InvalidArgument, NotAuthenticated, Unreachable
 from floodmark.model.limits import NEWCOMER_BYTES_MAX
@@ -30,7 +31,6 @@ from floodmark.server import Server, ServerOptions
 from floodmark.server.frames import PREFACE
 from floodmark.server.relay import Relay
 from floodmark.site.connecting import connect
-from floodmark.wire.columns import PAIRS
 from floodmark.wire.connection import Connection
 from floodmark.wire.errors import decode_error
 from floodmark.wire.messages import COMMAND, RESOLVED

@@ -10,12 +10,12 @@ from pyarrow import flight
 from tests.server.support import qualify, raw_client, raw_options
 
 from floodmark.codec.values import encode_value
+from floodmark.columns.pairs import PAIRS
 from floodmark.model.change import Change, Stamp
 from floodmark.model.partition import ApplyStream
 from floodmark.server import Server
 from floodmark.site import Namespace, Site
 from floodmark.wire import messages
-from floodmark.wire.columns import PAIRS
 
 Rows = list[tuple[bytes, bytes]]
 Send = Callable[[Rows], tuple[int, dict[str, list[str]] | None]]

@@ -22,6 +22,7 @@ from tests.site.support import HookedEngine
 from tests.waiting import HANG_SECONDS
 
 from floodmark.codec.values import TOMBSTONE, encode_value
+from floodmark.columns.pairs import PAIRS
 from floodmark.model.change import Stamp
 from floodmark.model.errors import (
     Closed,
@@ -39,7 +40,6 @@ from floodmark.model.version import Version
 from floodmark.server import Server, serve
 from floodmark.site import Namespace, Site, open_engine
 from floodmark.wire import Nodes, RemoteWriteStream
-from floodmark.wire.columns import PAIRS
 from floodmark.wire.errors import decode_error
 from floodmark.wire.messages import COMMAND
 

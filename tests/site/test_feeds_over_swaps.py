@@ -138,7 +138,8 @@ def test_ranges_cross_a_swap_by_themselves_and_the_counts_are_right(site: Site, 
     assert run_until(site, 1_000)
     rows = rows_of(tmp_path / "lake")
     assert state_of(rows) == dict(users.scan())
-    assert [row["key"] for row in rows if row["_change_type"] == "generation"] == [b"", b""]
+    # A range that begins when the file of another one is there leaves out what that holds.
+    assert {row["key"] for row in rows if row["_change_type"] == "generation"} == {b""}
     checks = site.feeds.show("lake").checked
     assert checks.intervals_wrong == 0
     assert checks.intervals_checked > 0

@@ -7,9 +7,9 @@ from typing import Any
 import pyarrow
 import pytest
 
+from floodmark.columns.pairs import PAIRS
 from floodmark.model.errors import StorageFailed
 from floodmark.spark.source.writing import reverse
-from floodmark.wire.columns import PAIRS
 
 
 def make_batch(number: int, rows: int = 10) -> pyarrow.RecordBatch:

@@ -24,6 +24,7 @@ from tests.spark.support_stream import write_files
 from tests.spark.support_write import Pairs, batches_of, write_in_process
 
 from floodmark.codec.records import join_values, qualify_keys
+from floodmark.columns import pairs
 from floodmark.model.access import Role
 from floodmark.model.change import Stamp
 from floodmark.model.errors import (
@@ -51,7 +52,6 @@ from floodmark.spark.source.writing import (
     reverse,
     send_rows,
 )
-from floodmark.wire import columns
 
 PAIRS = StructType([StructField("key", BinaryType()), StructField("value", BinaryType())])
 FEED = StructType(
@@ -173,7 +173,7 @@ def encode_one_by_one(namespace: Namespace, rows: Pairs) -> Iterator[pyarrow.Rec
     for key, value in rows:
         key_column = qualify_keys(namespace.id, pyarrow.array([key]))
         value_column = join_values(pyarrow.array([value]))
-        yield pyarrow.RecordBatch.from_arrays([key_column, value_column], schema=columns.PAIRS)
+        yield pyarrow.RecordBatch.from_arrays([key_column, value_column], schema=pairs.PAIRS)
 
 
 @pytest.mark.slow
@@ -246,7 +246,7 @@ def test_a_write_whose_connections_are_cut_goes_on(users: Namespace, server: Ser
 def test_batches_are_cut_by_their_bytes() -> None:
     rows = pyarrow.RecordBatch.from_arrays(
         [pyarrow.array([b"k"] * 6), pyarrow.array([b"x" * size for size in (9, 9, 50, 1, 1, 1)])],
-        schema=columns.PAIRS,
+        schema=pairs.PAIRS,
     )
     pieces = list(cut_batch(rows, 20))
     assert [piece.num_rows for piece in pieces] == [2, 1, 3]

@@ -8,13 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from floodmark.columns.pairs import Pairs
+from floodmark.columns.pairs import PAIRS, Pairs
 from floodmark.model.change import Heartbeat, Sums, Tally
 from floodmark.model.errors import InvalidArgument, WireMismatch
 from floodmark.model.stream import ChangeBatch, Way
 from floodmark.model.version import VERSION_MAX
 from floodmark.wire.columns import (
-    PAIRS,
     changes_schema,
     decode_changes,
     decode_columns,

@@ -6,12 +6,18 @@ They are a mapping; a site behind a wire takes the columns as they are.
 from collections.abc import ItemsView, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
+from typing import Final
 
 import pyarrow
 import pyarrow.compute
 
 from floodmark.columns.column import MANY, Column
 from floodmark.columns.packed import pack
+
+_BINARY: Final = pyarrow.binary()
+PAIRS: Final = pyarrow.schema(
+    [pyarrow.field("key", _BINARY, nullable=False), pyarrow.field("value", _BINARY, nullable=False)]
+)
 
 
 class Pairs(Mapping[bytes, bytes]):

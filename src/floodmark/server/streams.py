@@ -14,6 +14,7 @@ import pyarrow
 from floodmark.clock import TimeSource
 from floodmark.codec.columns import records_schema
 from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
+from floodmark.columns.pairs import PAIRS
 from floodmark.host.ports import Host
 from floodmark.model.actions import declared
 from floodmark.model.errors import InvalidArgument, InvalidRange, PartitionMoved
@@ -28,7 +29,7 @@ from floodmark.server.guard import (
     check_version,
 )
 from floodmark.server.visits import Visit
-from floodmark.wire.columns import PAIRS, changes_schema, cut_records, encode_changes, encode_pairs
+from floodmark.wire.columns import changes_schema, cut_records, encode_changes, encode_pairs
 from floodmark.wire.messages import ChangesTicket, RecordsTicket, ScanTicket, Ticket
 
 # A stream of changes that has nothing to tell says so this often: how far it is, and that it is alive.

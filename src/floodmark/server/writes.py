@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pyarrow
 
-from floodmark.columns.pairs import Pairs
+from floodmark.columns.pairs import PAIRS, Pairs
 from floodmark.host.ports import Host
 from floodmark.model.actions import declared
 from floodmark.model.errors import FloodmarkError, InvalidArgument, OutcomeUnknown, Unreachable
@@ -23,7 +23,7 @@ from floodmark.server.data import WRITE_BYTES_MAX
 from floodmark.server.guard import AccessGuard, check_size
 from floodmark.server.logs import auditing
 from floodmark.server.visits import ClientGone, Visit, unexpected, waiting
-from floodmark.wire.columns import PAIRS, decode_columns, require_pairs
+from floodmark.wire.columns import decode_columns, require_pairs
 from floodmark.wire.errors import describe_error
 from floodmark.wire.messages import encode
 from floodmark.wire.write_stream import BatchAcknowledgement

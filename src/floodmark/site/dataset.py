@@ -16,7 +16,7 @@ import pyarrow.compute as compute
 from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.codec.records import join_values, qualify_keys
 from floodmark.columns.packed import numbers_to_arrow, pack
-from floodmark.columns.pairs import Pairs
+from floodmark.columns.pairs import PAIRS, Pairs
 from floodmark.columns.sorting import sort_pairs
 from floodmark.host.catalog import NamespaceRow
 from floodmark.host.publishing import require_last_write
@@ -32,7 +32,6 @@ from floodmark.model.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from floodmark.partition.commit.entering import refuse_key
 from floodmark.site.arguments import refuse_value
 from floodmark.site.writer import Encoding
-from floodmark.wire.columns import PAIRS
 
 Rows: TypeAlias = (
     Mapping[bytes, bytes]

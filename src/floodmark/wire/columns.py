@@ -17,7 +17,7 @@ import numpy
 import pyarrow
 
 from floodmark.columns.column import Column
-from floodmark.columns.pairs import Pairs
+from floodmark.columns.pairs import PAIRS, Pairs
 from floodmark.model.change import Heartbeat
 from floodmark.model.errors import InvalidArgument, WireMismatch
 from floodmark.model.limits import KIB
@@ -28,9 +28,6 @@ MESSAGE_BYTES_MAX: Final = 512 * KIB
 
 _BINARY: Final = pyarrow.binary()
 
-PAIRS: Final = pyarrow.schema(
-    [pyarrow.field("key", _BINARY, nullable=False), pyarrow.field("value", _BINARY, nullable=False)]
-)
 CHANGES: Final = pyarrow.schema(
     [
         pyarrow.field("version", pyarrow.uint64(), nullable=False),

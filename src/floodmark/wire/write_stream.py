@@ -19,6 +19,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow
 
+from floodmark.columns.pairs import PAIRS
 from floodmark.model.errors import (
     Closed,
     FloodmarkError,
@@ -29,7 +30,7 @@ from floodmark.model.errors import (
 from floodmark.model.limits import MIB
 from floodmark.model.partition import StreamCommand
 from floodmark.wire.cluster import ELSEWHERE, Attempts, Nodes
-from floodmark.wire.columns import PAIRS, encode_rows
+from floodmark.wire.columns import encode_rows
 from floodmark.wire.connection import Connection
 from floodmark.wire.errors import TRANSPORT_ERRORS, ErrorMessage, is_lost, restore_error
 from floodmark.wire.messages import COMMAND

@@ -83,7 +83,7 @@ def publish(
 
     Examples:
       floodmark publish prices.parquet data/oslo prices
-      floodmark publish prices.parquet grpc://oslo:7100 prices --base 2026-01-05 --topology topology.toml
+      floodmark publish prices.parquet grpc://oslo:7100 prices --base 2026-01-05T00:00:00Z --topology t.toml
       floodmark publish prices.jsonl data/oslo prices --key sku --resume nightly --refused refused.csv
     """
     with ExitStack() as stack:

@@ -25,6 +25,7 @@ from pyspark.sql.types import (
 
 from floodmark.codec.records import join_values, qualify_keys
 from floodmark.codec.values import encode_value
+from floodmark.columns.pairs import PAIRS
 from floodmark.host.catalog import NamespaceRow
 from floodmark.merge.policies import COUNTER, FIELDS, LAST_WRITE
 from floodmark.model.change import ChangeType, Stamp
@@ -41,7 +42,6 @@ from floodmark.model.version import VERSION_MAX
 from floodmark.site.arguments import to_expiry
 from floodmark.site.policies import FieldsPolicy
 from floodmark.spark.source.schemas import BYTES, CHANGES, require_column, require_json
-from floodmark.wire.columns import PAIRS
 
 _BINARY: Final = pyarrow.binary()
 _MICROSECONDS: Final = 1_000_000

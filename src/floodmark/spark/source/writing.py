@@ -31,6 +31,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from floodmark.columns.pairs import PAIRS
 from floodmark.links.returning import Portion
 from floodmark.model.errors import (
     FloodmarkError,
@@ -51,7 +52,7 @@ from floodmark.spark.runtime.patience import PAUSES, Wait, ask_patiently
 from floodmark.spark.source.incoming import Encoder, Layout, check_columns, check_policy, check_stamps
 from floodmark.spark.source.options import COMMON, Options
 from floodmark.spark.source.schemas import JSON
-from floodmark.wire.columns import PAIRS, decode_columns
+from floodmark.wire.columns import decode_columns
 
 # Spark's own option, which it passes to the source.
 _SPARKS: Final = frozenset({"checkpointLocation"})
