@@ -11,8 +11,8 @@ Waking a reader for nothing costs a little time; not waking one delays its chang
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from threading import Event, RLock
+from contextlib import contextmanager, suppress
+from threading import Lock, RLock
 from typing import Final
 
 from floodmark.clock import monotonic_seconds
@@ -27,6 +27,35 @@ _IMPATIENT_MAX: Final = 50
 SYNC_SECONDS: Final = 0.2
 # Bisections that one search may take; beyond, all readers of the namespaces that were written are woken.
 _BISECTIONS_MAX: Final = 10_000
+
+
+class Bell:
+    """Wakes one thread that waits.
+
+    Its only lock is released to ring and taken by a single call, so Ctrl-C in a wait leaves it whole.  In an
+    `Event`, that may leave the inner lock taken, and whoever rings next waits for ever.
+    """
+
+    __slots__ = ("_silence",)
+
+    def __init__(self) -> None:
+        self._silence = Lock()
+        self._silence.acquire()
+
+    @property
+    def has_rung(self) -> bool:
+        """Whether nobody has heard it yet."""
+        return not self._silence.locked()
+
+    def ring(self) -> None:
+        """Wake the thread that waits, or the next that will."""
+        # It may have rung before, at the same moment.
+        with suppress(RuntimeError):
+            self._silence.release()
+
+    def hear(self, timeout_seconds: float) -> bool:
+        """Wait until it rings, and silence it; False if it has not rung."""
+        return self._silence.acquire(timeout=max(0.0, timeout_seconds))
 
 
 class Follower:
@@ -44,7 +73,7 @@ class Follower:
         # The prefix of the one namespace that the keys are in; None if they may be in several.
         self.namespace = prefix if is_inside else None
         self._is_woken = False
-        self._bell = Event()
+        self._bell = Bell()
 
     def expect(self) -> None:
         """Wake for changes that are published from now on."""
@@ -57,17 +86,15 @@ class Follower:
     def wake(self) -> None:
         """Wake the reader."""
         self._is_woken = True
-        self._bell.set()
+        self._bell.ring()
 
     def prod(self) -> None:
         """Let the reader find out that it is the lookout."""
-        self._bell.set()
+        self._bell.ring()
 
     def rest(self, timeout_seconds: float) -> None:
         """Sleep until `wake` or `prod` is called."""
-        self._bell.wait(timeout_seconds)
-        # Before the caller looks at what has woken it: a call in between is seen then.
-        self._bell.clear()
+        self._bell.hear(timeout_seconds)
 
     def wants(self, entries: Sequence[TailEntry]) -> bool:
         """Whether one of its keys is among those of commits."""
@@ -96,7 +123,7 @@ class Followers:
         self._joined: dict[bytes | None, set[Follower]] = {}
         self._waiting: dict[Follower, None] = {}
         self._lookout: Follower | None = None
-        self._published = Event()
+        self._published = Bell()
         # The end of the last search, and of the last one whose readers are all woken.
         self._searched_through: Version = 0
         self._passed: Version = 0
@@ -121,14 +148,14 @@ class Followers:
 
     def tell(self) -> None:
         """Notify the lookout that something was published.  The caller checks `is_watched` first."""
-        if not self._published.is_set():
-            self._published.set()
+        if not self._published.has_rung:
+            self._published.ring()
 
     def wake_all(self) -> None:
         """Wake all readers."""
         for follower in self._find(None):
             follower.wake()
-        self._published.set()
+        self._published.ring()
 
     def wait(self, follower: Follower, timeout_seconds: float, gather_seconds: float) -> Version:
         """Return soon after a key of the reader was written, or after the timeout.
@@ -165,7 +192,7 @@ class Followers:
         self.is_watched = follower is not None
         if follower is not None:
             # Without a lookout, nothing was notified.
-            self._published.set()
+            self._published.ring()
             follower.prod()
 
     def _look_out(self, follower: Follower, left_seconds: float, gather_seconds: float) -> None:
@@ -174,11 +201,13 @@ class Followers:
         if pause_seconds > 0 and left_seconds > 0:
             follower.rest(min(pause_seconds, left_seconds))
             return
-        is_published = self._published.wait(max(0.0, min(left_seconds, SYNC_SECONDS)))
+        is_published = self._published.hear(min(left_seconds, SYNC_SECONDS))
         if follower.is_woken():
+            if is_published:
+                # For the next lookout.
+                self._published.ring()
             return
         if is_published:
-            self._published.clear()
             self._search()
         if not is_published or left_seconds <= 0:
             self._sync()
