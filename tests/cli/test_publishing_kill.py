@@ -27,6 +27,8 @@ PLACES = [
     ("before", "LocalGenerations._swap", False),
     ("after", "LocalGenerations._swap", True),
 ]
+# `make test` kills around the swap.
+QUICK_PLACES = [*(pytest.param(*place, marks=pytest.mark.slow) for place in PLACES[:-2]), *PLACES[-2:]]
 
 
 @pytest.fixture
@@ -67,6 +69,7 @@ def read(site: Path) -> dict[str, str]:
     return dict(line.split("\t") for line in run("scan", site, "prices").lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("when", "name", "is_new"), PLACES)
 def test_a_publisher_that_is_killed_leaves_one_data_set_and_goes_on(
     site: Path, file: Path, when: str, name: str, is_new: bool
@@ -77,7 +80,7 @@ def test_a_publisher_that_is_killed_leaves_one_data_set_and_goes_on(
     check(site, file, is_new=is_new)
 
 
-@pytest.mark.parametrize(("when", "name", "is_new"), PLACES)
+@pytest.mark.parametrize(("when", "name", "is_new"), QUICK_PLACES)
 def test_a_server_that_is_killed_leaves_one_data_set_and_the_publisher_goes_on(
     site: Path, file: Path, when: str, name: str, is_new: bool
 ) -> None:

@@ -158,6 +158,7 @@ def test_a_job_with_a_name_goes_on_after_a_failure(
     assert [each.number for each in site.generations.list("users")] == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_killed_leaves_the_namespace_as_it_was(
     site: Site, users: Namespace, url: str, tmp_path: Path
 ) -> None:
