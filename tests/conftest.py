@@ -59,18 +59,18 @@ SPARK_PROCESSES: Final = (
     "tests/spark/test_python.py",
     "tests/spark/test_stopping.py",
 )
-# These wait for minutes, and start no Java.
-WAITING: Final = "tests/spark/test_no_answer.py"
+# Each of these has a process of its own: the pages take minutes, and the other tests only wait for minutes.
+APART: Final = ("tests/spark/test_operations.py", "tests/spark/test_no_answer.py")
 
 
 class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
-    """A module's tests run in one process; those that need Spark run in two, begun first."""
+    """A module's tests run in one process; most of those that need Spark share two, begun first."""
 
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith(SPARK_PROCESSES):
             return "spark processes"
-        needs_spark = nodeid.startswith("tests/spark/") and not nodeid.startswith(WAITING)
-        return "spark session" if needs_spark else super()._split_scope(nodeid)
+        shares = nodeid.startswith("tests/spark/") and not nodeid.startswith(APART)
+        return "spark session" if shares else super()._split_scope(nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)
