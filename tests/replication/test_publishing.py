@@ -83,10 +83,11 @@ class World:
         except (VersionCollected, PublicationConflict):
             self.drop_left()
             return
-        if self.random.random() < 0.2:
-            # It dies before everything is loaded.
-            self.load(names[-1], loading[names[-1]], dict(list(rows.items())[::2]))
-            return
+        if self.random.random() < 0.3:
+            # It dies before everything is loaded, and may go on without the site at which it was.
+            self.load(names[-1], loading.pop(names[-1]), dict(list(rows.items())[::2]))
+            if self.random.random() < 0.5 or not loading:
+                return
         for name, number in loading.items():
             self.load(name, number, rows)
             if self.random.random() < 0.5:

@@ -6,8 +6,8 @@ stamp: as of a version, the source has all of them but those that were written s
 comes as changes.  So the target waits until its links have brought all that the source had at that version;
 then it loads the rows, copies its changes since the base, and swaps as a publisher does.
 
-If a publisher dies between the first swap and the last, the sites that have not swapped have loaded all rows,
-and the links of those that have swapped finish its work.
+If a publisher dies between the first swap and the last, the links of the sites that have swapped finish its
+work.  They load the rows once more, for it may have left a site before that had all of them.
 """
 
 from floodmark.codec.ordered import qualify_range
@@ -40,15 +40,13 @@ def bring_data_sets(source: Host, target: Host, step: LinkStep) -> None:
 
 def _bring(source: Host, target: Host, part: NamespaceStep) -> None:
     present = source.namespaces.find_namespace(part.name).present
-    if present.stamp != part.data_set:
+    if present.stamp != part.data_set or not _has_all(source, target, part, present):
         return
     publisher = f"the data set of {present.base} from site {present.origin}"
-    loading, rows = target.namespaces.find_namespace(part.name).loading, 0
-    if loading is None or loading.stamp != part.data_set or loading.publisher == publisher:
-        if not _has_all(source, target, part, present):
-            return
+    loading = target.namespaces.find_namespace(part.name).loading
+    if loading is None or loading.stamp != part.data_set:
         loading = target.generations.begin_generation(part.name, present.base, publisher, present.origin)
-        rows = _load(source, target, part, GenerationStream(part.target_id, loading.number))
+    rows = _load(source, target, part, GenerationStream(part.target_id, loading.number))
     Generations(lambda: target, publisher).finish(part.name, loading.number, keep=KEPT_GENERATIONS, rows=rows)
 
 
