@@ -1,6 +1,6 @@
 """A driver that publishes a DataFrame, one of whose tasks says that it has begun, and never ends.
 
-python support_publish_kill.py URL NAMESPACE FILE
+python support_publish_kill.py URL NAMESPACE FILE [OPTION=VALUE...]
 """
 
 import sys
@@ -13,7 +13,7 @@ import pyarrow
 from floodmark.spark.session import SparkOptions, open_session
 
 
-def main(url: str, namespace: str, begun: str) -> None:
+def main(url: str, namespace: str, begun: str, *options: str) -> None:
     def stall(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         for batch in batches:
             ids = batch.column(0).to_pylist()
@@ -25,7 +25,8 @@ def main(url: str, namespace: str, begun: str) -> None:
 
     with open_session(SparkOptions(master="local[2]")) as spark:
         rows = spark.range(1_000, numPartitions=2).mapInArrow(stall, "key binary, value binary")
-        rows.write.format("floodmark").option("namespace", namespace).mode("overwrite").save(url)
+        writer = rows.write.format("floodmark").option("namespace", namespace)
+        writer.options(**dict(each.split("=", 1) for each in options)).mode("overwrite").save(url)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,15 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import BinaryType, StructField, StructType
+from tests.links.support import NAMES, Served, ServeSite, describe, share
 from tests.spark import support_publish_kill
 from tests.spark.support_write import batches_of
 from tests.waiting import wait_until
 
+import floodmark
 from floodmark.model.errors import (
     InvalidArgument,
+    InvalidConfiguration,
     InvalidOption,
     PublicationConflict,
     SchemaMismatch,
@@ -158,13 +161,113 @@ def test_a_job_with_a_name_goes_on_after_a_failure(
     assert [each.number for each in site.generations.list("users")] == [1, 2]
 
 
+@pytest.fixture
+def shared(serve_site: ServeSite, tmp_path: Path) -> dict[str, Served]:
+    """Sites of a topology; the id of the namespace `users` is another at each."""
+    for number, name in enumerate(NAMES):
+        with floodmark.open(tmp_path / name, site=name) as site:
+            for other in range(number):
+                site.create_namespace(f"other-{other}")
+    return share(serve_site)[0]
+
+
+@pytest.fixture
+def topology(shared: dict[str, Served], tmp_path: Path) -> str:
+    file = tmp_path / "topology.toml"
+    urls = {name: each.url for name, each in shared.items()}
+    file.write_text(describe(urls, {name: each.site.id for name, each in shared.items()}))
+    return str(file)
+
+
+def contents(shared: dict[str, Served]) -> list[dict[bytes, bytes]]:
+    return [dict(each.site.namespace("users").scan()) for each in shared.values()]
+
+
+def test_a_dataframe_is_published_at_all_sites_of_a_topology(
+    spark: SparkSession, shared: dict[str, Served], topology: str
+) -> None:
+    oslo, rome, bonn = shared.values()
+    base = oslo.site.namespace("users").put(b"old", b"1")
+    # A read moves the clock past its version.
+    rome.site.namespace("users").get(b"old", at=base)
+    rome.site.namespace("users").put(b"changed", b"mine")
+    rows = spark.range(1_000, numPartitions=2).selectExpr(
+        "cast(cast(id as string) as binary) as key", "cast('new' as binary) as value"
+    )
+    publish(rows, oslo.url, "users", options={"topology": topology, "base": str(base)})
+    new = {b"%d" % number: b"new" for number in range(1_000)}
+    assert contents(shared) == [new, new | {b"changed": b"mine"}, new]
+    stamps = {each.site.host.namespaces.find_namespace("users").present.stamp for each in shared.values()}
+    assert len(stamps) == 1
+    # A site that is away is left out by name.
+    bonn.server.close()
+    del shared["bonn"]
+    with pytest.raises(PySparkException, match="Unreachable"):
+        publish(rows.limit(1), oslo.url, "users", options={"topology": topology})
+    publish(rows.limit(1), oslo.url, "users", options={"topology": topology, "without": "bonn, nobody"})
+    assert [len(each) for each in contents(shared)] == [1, 1]
+
+
+def test_a_shared_namespace_is_published_nowhere_if_it_cannot_be_everywhere(
+    spark: SparkSession, shared: dict[str, Served], topology: str, tmp_path: Path
+) -> None:
+    oslo, rome, _ = shared.values()
+    with pytest.raises(InvalidConfiguration, match="shared with bonn, rome; publish at all"):
+        publisher(oslo.url)
+    with pytest.raises(InvalidOption, match="cannot be read"):
+        publisher(oslo.url, topology=str(tmp_path / "nowhere.toml"))
+    begun = publisher(rome.url, topology=topology)
+    with pytest.raises(PublicationConflict):
+        publisher(oslo.url, topology=topology)
+    begun.abort([])
+    frame = spark.createDataFrame([(b"b", b"2"), (b"", b"3")], PAIRS)
+    with pytest.raises(PySparkException):
+        publish(frame, oslo.url, "users", options={"topology": topology})
+    assert contents(shared) == [{}, {}, {}]
+    for each in shared.values():
+        assert [row.state.value for row in each.site.generations.list("users")] == ["current"]
+
+
 @pytest.mark.slow
 def test_a_driver_that_is_killed_leaves_the_namespace_as_it_was(
     site: Site, users: Namespace, url: str, tmp_path: Path
 ) -> None:
     users.put(b"old", b"1")
     begun = tmp_path / "begun"
-    command = [sys.executable, support_publish_kill.__file__, url, "users", str(begun)]
+    kill_in_the_middle(url, "users", begun)
+    assert dict(users.scan()) == {b"old": b"1"}
+    (_, left) = site.generations.list("users")
+    assert left.state == "loading"
+    with pytest.raises(PublicationConflict, match="being published by 'spark/"):
+        site.generations.publish("users", {b"new": b"2"})
+    site.generations.drop("users", left.number)
+    assert site.generations.publish("users", {b"new": b"2"}).rows == 1
+    assert dict(users.scan()) == {b"new": b"2"}
+
+
+@pytest.mark.slow
+def test_a_killed_driver_leaves_all_sites_as_they_were_and_its_job_goes_on(
+    spark: SparkSession, shared: dict[str, Served], topology: str, tmp_path: Path
+) -> None:
+    oslo, rome, _ = shared.values()
+    rome.site.namespace("users").put(b"old", b"1")
+    named = {"topology": topology, "publisher": "nightly"}
+    kill_in_the_middle(oslo.url, "users", tmp_path / "begun", **named)
+    assert contents(shared) == [{}, {b"old": b"1"}, {}]
+    for each in shared.values():
+        assert [row.state.value for row in each.site.generations.list("users")] == ["current", "loading"]
+    with pytest.raises(PublicationConflict, match="being published by 'nightly'"):
+        publisher(rome.url, topology=topology)
+    keys = spark.range(1_000).selectExpr("cast(cast(id as string) as binary) as key")
+    publish(keys.selectExpr("key", "key as value"), oslo.url, "users", options=named)
+    expected = {b"%d" % number: b"%d" % number for number in range(1_000)}
+    assert contents(shared) == [expected, expected, expected]
+
+
+def kill_in_the_middle(url: str, namespace: str, begun: Path, **options: str) -> None:
+    """Kill a driver while one of its tasks has loaded its rows, and another does not end."""
+    given = [f"{name}={value}" for name, value in options.items()]
+    command = [sys.executable, support_publish_kill.__file__, url, namespace, str(begun), *given]
     with subprocess.Popen(
         command,
         start_new_session=True,
@@ -175,11 +278,3 @@ def test_a_driver_that_is_killed_leaves_the_namespace_as_it_was(
         finally:
             # With Spark's Java, which is in the same group.
             os.killpg(driver.pid, signal.SIGKILL)
-    assert dict(users.scan()) == {b"old": b"1"}
-    (_, left) = site.generations.list("users")
-    assert left.state == "loading"
-    with pytest.raises(PublicationConflict, match="being published by 'spark/"):
-        site.generations.publish("users", {b"new": b"2"})
-    site.generations.drop("users", left.number)
-    assert site.generations.publish("users", {b"new": b"2"}).rows == 1
-    assert dict(users.scan()) == {b"new": b"2"}

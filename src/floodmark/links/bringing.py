@@ -47,7 +47,8 @@ def _bring(source: Host, target: Host, part: NamespaceStep) -> None:
     if loading is None or loading.stamp != part.data_set:
         loading = target.generations.begin_generation(part.name, present.base, publisher, present.origin)
     rows = _load(source, target, part, GenerationStream(part.target_id, loading.number))
-    Generations(lambda: target, publisher).finish(part.name, loading.number, keep=KEPT_GENERATIONS, rows=rows)
+    generations = Generations(lambda: target, publisher)
+    generations.finish(part.name, [loading.number], keep=KEPT_GENERATIONS, rows=rows)
 
 
 def _has_all(source: Host, target: Host, part: NamespaceStep, present: GenerationRow) -> bool:

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from threading import Event
 from typing import Final, Protocol
@@ -70,16 +70,12 @@ class _Place:
 
     host: Host
     row: NamespaceRow
-    generation: GenerationRow | None = None
+    # The number of the generation, once that has begun.
+    number: int = 0
 
     @property
     def site(self) -> str:
         return self.host.identity.site
-
-    @property
-    def number(self) -> int:
-        assert self.generation is not None
-        return self.generation.number
 
 
 class Generations:
@@ -143,53 +139,66 @@ class Generations:
         is raised if some have swapped and others fail; these get it so, too.
         """
         check_keep(keep)
-        version = 0 if base is None else to_version(base)
-        row = self._find(namespace)
-        dataset = self._dataset(row, duplicates, on_refused, report)
-        hosts = [self._host(), *(each.host for each in others)]
-        places = [_Place(host, host.namespaces.find_namespace(namespace)) for host in hosts]
-        origin = _require_all(places, namespace, without)
-        begun_ms = monotonic_ms()
+        dataset = self._dataset(self._find(namespace), duplicates, on_refused, report)
+        begun_ms, places = monotonic_ms(), self._places(namespace, others)
         with _dropping(places, publisher is None):
-            for place in places:
-                place.generation = _begin(place, version, publisher or self._holder, wait, origin)
-                version = place.generation.base
+            _begin(places, base, publisher or self._holder, wait, without)
             _load(dataset, places, rows, report)
-            loaded_ms = monotonic_ms()
-            for place in places[1:]:
-                _rewind(place.host, namespace, place.number, report)
-            published = self.finish(
+            return self.finish(
                 namespace,
-                places[0].number,
+                [place.number for place in places],
+                others=others,
                 keep=keep,
                 rows=dataset.rows,
                 refused=dataset.refused,
-                load_ms=loaded_ms - begun_ms,
+                load_ms=monotonic_ms() - begun_ms,
                 report=report,
             )
-            return replace(published, others=_swap_others(places, keep))
+
+    def begin(
+        self,
+        namespace: str,
+        *,
+        base: At | None,
+        publisher: str,
+        resumes: bool,
+        others: Sequence[HasHost],
+        without: Collection[str],
+    ) -> tuple[int, ...]:
+        """Begin to load a generation here and at `others`, as `publish` does; its number at each site."""
+        places = self._places(namespace, others)
+        with _dropping(places, not resumes):
+            _begin(places, base, publisher, None, without)
+        return tuple(place.number for place in places)
 
     def finish(
         self,
         namespace: str,
-        number: int,
+        numbers: Sequence[int],
         *,
+        others: Sequence[HasHost] = (),
         keep: int,
         rows: int,
         refused: int = 0,
         load_ms: int = 0,
         report: Callable[[str, int], None] = lambda _phase, _done: None,
     ) -> Published:
-        """Copy the changes made since the base into a loaded generation, and swap it in."""
-        begun_ms, host = monotonic_ms(), self._host()
-        _rewind(host, namespace, number, report)
+        """Copy the changes made since the base into generations that are loaded, and swap them in.
+
+        `numbers` are those of this site and of `others`.
+        """
+        begun_ms, places = monotonic_ms(), self._places(namespace, others, numbers)
+        for place in reversed(places):
+            _rewind(place.host, namespace, place.number, report)
         rewound_ms = monotonic_ms()
         report("swapping", rows)
-        swapped = host.generations.swap_generation(namespace, number, keep)
+        first = places[0]
+        swapped = first.host.generations.swap_generation(namespace, first.number, keep)
+        swapped_ms = monotonic_ms()
         assert swapped.since is not None
         return Published(
             namespace=namespace,
-            generation=number,
+            generation=first.number,
             base=swapped.base,
             version=swapped.since,
             rows=rows,
@@ -197,7 +206,8 @@ class Generations:
             replayed=swapped.replayed,
             load_ms=load_ms,
             rewind_ms=rewound_ms - begun_ms,
-            swap_ms=monotonic_ms() - rewound_ms,
+            swap_ms=swapped_ms - rewound_ms,
+            others=_swap_others(places, keep),
         )
 
     def rollback(
@@ -243,6 +253,17 @@ class Generations:
         encoding = open_namespace(row, self._host(), durable=False).encoding
         return DataSet(row, encoding, duplicates, on_refused, report)
 
+    def _places(
+        self, namespace: str, others: Sequence[HasHost], numbers: Sequence[int] | None = None
+    ) -> Sequence[_Place]:
+        """This site and others; `numbers` are those of generations that have begun."""
+        require_name(namespace, "namespace")
+        hosts = [self._host(), *(each.host for each in others)]
+        return [
+            _Place(host, host.namespaces.find_namespace(namespace), number)
+            for host, number in zip(hosts, numbers or [0] * len(hosts), strict=True)
+        ]
+
     def _find(self, namespace: str) -> NamespaceRow:
         require_name(namespace, "namespace")
         return self._host().namespaces.find_namespace(namespace)
@@ -269,6 +290,21 @@ def _require_all(places: Sequence[_Place], namespace: str, without: Collection[s
 
 
 def _begin(
+    places: Sequence[_Place],
+    base: At | None,
+    publisher: str,
+    wait: timedelta | None,
+    without: Collection[str],
+) -> None:
+    """Begin a generation at each place, at the base of the first."""
+    version = 0 if base is None else to_version(base)
+    origin = _require_all(places, places[0].row.name, without)
+    for place in places:
+        begun = _begin_patiently(place, version, publisher, wait, origin)
+        place.number, version = begun.number, begun.base
+
+
+def _begin_patiently(
     place: _Place, base: Version, publisher: str, wait: timedelta | None, origin: int | None
 ) -> GenerationRow:
     end_ms = monotonic_ms() + (wait or timedelta(0)) // timedelta(milliseconds=1)
@@ -288,7 +324,7 @@ def _dropping(places: Sequence[_Place], drops: bool) -> Iterator[None]:
         yield
     except BaseException:
         for place in places if drops else ():
-            if place.generation is not None:
+            if place.number:
                 # What was swapped in is refused, and what cannot be removed now, garbage collection removes.
                 with suppress(FloodmarkError):
                     place.host.generations.drop_generation(place.row.name, place.number)
@@ -306,7 +342,7 @@ def _load(dataset: DataSet, places: Sequence[_Place], rows: Rows, report: Callab
         ]
         for pairs in dataset.pairs(rows):
             for place, stream in zip(places, streams, strict=True):
-                sent.append(stream.send(_for_namespace(pairs, place.row.id)))
+                sent.append(stream.send(for_namespace(pairs, place.row.id)))
             while len(sent) >= _PORTIONS_IN_FLIGHT_MAX * len(places):
                 sent.popleft().result()
             report("loading", dataset.rows)
@@ -314,7 +350,7 @@ def _load(dataset: DataSet, places: Sequence[_Place], rows: Rows, report: Callab
             answer.result()
 
 
-def _for_namespace(pairs: Pairs, namespace: int) -> Pairs:
+def for_namespace(pairs: Pairs, namespace: int) -> Pairs:
     """Pairs under the id that a namespace has at a site."""
     if not pairs or pairs.key_column[0].startswith(encode_namespace(namespace)):
         return pairs

@@ -3,10 +3,12 @@
 The driver begins a generation, tasks load their rows into it, and the driver's commit swaps it in.  A row
 replaces itself, so a task that is repeated, or runs twice, changes nothing; one that comes after the swap is
 refused.  If the job fails, the driver removes the generation; if the driver dies, the site does.
+
+Of a namespace that is shared each site has a generation: a task sorts its rows once, and sends them to all.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -21,11 +23,22 @@ from pyspark.sql.types import StructType
 
 from floodmark.columns.sorting import sort_pairs
 from floodmark.host.catalog import KEPT_GENERATIONS
-from floodmark.model.errors import FloodmarkError, InvalidKey, InvalidTimeToLive, InvalidValue, LimitExceeded
+from floodmark.links.driver import site_addresses
+from floodmark.model.errors import (
+    FloodmarkError,
+    InvalidKey,
+    InvalidOption,
+    InvalidTimeToLive,
+    InvalidValue,
+    LimitExceeded,
+)
 from floodmark.model.partition import GenerationStream
 from floodmark.model.text import read_at
+from floodmark.replication.topology import parse_topology
+from floodmark.site.address import FILES, SiteAddress
 from floodmark.site.dataset import DUPLICATES, REFUSED_MAX, RefusedRows, as_text, refuse_duplicates
-from floodmark.site.generations import check_keep
+from floodmark.site.generations import check_keep, for_namespace
+from floodmark.site.site import Site
 from floodmark.spark.runtime.patience import ask_patiently
 from floodmark.spark.source.incoming import Encoder, check_columns, check_stamps
 from floodmark.spark.source.options import COMMON, Options
@@ -43,6 +56,8 @@ OPTIONS: Final = COMMON | {
     "publisher",
     "refused",
     "refusedMax",
+    "topology",
+    "without",
 }
 # What the driver gets to see of the key and of the value of a refused row.
 _SHOWN: Final = 1_000
@@ -85,10 +100,12 @@ class _Refused:
 
 @dataclass
 class PublishingWriter(DataSourceArrowWriter):
-    """Loads the rows of a DataFrame as generation `number`, and swaps it in."""
+    """Loads the rows of a DataFrame as a new generation, and swaps it in."""
 
     target: Target
-    number: int
+    # The sites, that of the target first, and the number of the generation at each.
+    sites: tuple[SiteAddress, ...]
+    numbers: tuple[int, ...]
     keep: int
     # What becomes of a key that stands in several rows of a task, and whether its rows are in order of keys.
     refuse: Callable[[bytes], None] | None
@@ -104,18 +121,28 @@ class PublishingWriter(DataSourceArrowWriter):
         first = next((batch for batch in iterator if batch.num_rows), None)
         if first is None:
             return TaskResult(stored=0)
-        with ask_patiently(target.address.connect) as site:
-            row = ask_patiently(lambda: site.host.namespaces.find_namespace(target.namespace))
-            encoder = Encoder(target.layout, row.id, row.settings.ttl, site.host.physical_ms, row.merge)
+        with ExitStack() as stack:
+            hosts = [stack.enter_context(ask_patiently(each.connect)).host for each in self.sites]
+            rows = ask_patiently(lambda: [host.namespaces.find_namespace(target.namespace) for host in hosts])
+            row = rows[0]
+            encoder = Encoder(target.layout, row.id, row.settings.ttl, hosts[0].physical_ms, row.merge)
             refused = _Refused(self.refused_max if self.refused else None)
             encoded = (part for batch in chain([first], iterator) for part in refused.encode(encoder, batch))
-            with closing(site.host.write_stream(GenerationStream(row.id, self.number))) as stream:
-                # Keys ascend, so no batch overtakes one with the same key.
-                delivery = BatchSender(stream, in_order=False)
-                for pairs in sort_pairs(encoded, self.refuse, in_order=self.in_order):
-                    delivery.send(pairs)
+            # Keys ascend, so no batch overtakes one with the same key.
+            deliveries = [
+                BatchSender(
+                    stack.enter_context(closing(host.write_stream(GenerationStream(each.id, number)))),
+                    in_order=False,
+                )
+                for host, each, number in zip(hosts, rows, self.numbers, strict=True)
+            ]
+            for pairs in sort_pairs(encoded, self.refuse, in_order=self.in_order):
+                for each, delivery in zip(rows, deliveries, strict=True):
+                    delivery.send(for_namespace(pairs, each.id))
+            for delivery in deliveries:
                 delivery.finish()
-            return _Loaded(records=delivery.sent, stored=delivery.stored, refused=tuple(refused.rows))
+            done = deliveries[0]
+            return _Loaded(records=done.sent, stored=done.stored, refused=tuple(refused.rows))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         rows = sum(each.records for each in messages if isinstance(each, TaskResult))
@@ -125,15 +152,19 @@ class PublishingWriter(DataSourceArrowWriter):
                 for each in messages:
                     for key, value, error in each.refused if isinstance(each, _Loaded) else ():
                         refused.add((key, value), error)
-        with self.target.address.connect() as site:
-            site.generations.finish(self.target.namespace, self.number, keep=self.keep, rows=rows)
+        with ExitStack() as stack:
+            site, *others = _connect(stack, self.sites)
+            site.generations.finish(
+                self.target.namespace, self.numbers, others=others, keep=self.keep, rows=rows
+            )
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         if self.resumes:
             return
         # What cannot be removed now, the site removes when it hears no more of the publisher.
-        with suppress(FloodmarkError), self.target.address.connect() as site:
-            site.generations.drop(self.target.namespace, self.number)
+        for each, number in zip(self.sites, self.numbers, strict=True):
+            with suppress(FloodmarkError), each.connect() as site:
+                site.generations.drop(self.target.namespace, number)
 
 
 def open_publisher(given: Mapping[str, str], schema: StructType) -> PublishingWriter:
@@ -148,14 +179,23 @@ def open_publisher(given: Mapping[str, str], schema: StructType) -> PublishingWr
     check_keep(keep)
     refuse = refuse_duplicates(options.choice("duplicates", DUPLICATES), target.namespace)
     in_order, refused = options.flag("inOrder"), options.text("refused")
-    publisher = options.text("publisher")
-    with address.connect() as site:
-        begun = site.host.generations.begin_generation(
-            target.namespace, options.read("base", read_at) or 0, publisher or f"spark/{uuid4().hex[:8]}"
+    publisher, base = options.text("publisher"), options.read("base", read_at)
+    without = [name.strip() for name in (options.text("without") or "").split(",") if name.strip()]
+    with ExitStack() as stack:
+        (site,) = _connect(stack, [address])
+        addresses = _members(options, address, site.name, without)
+        numbers = site.generations.begin(
+            target.namespace,
+            base=base,
+            publisher=publisher or f"spark/{uuid4().hex[:8]}",
+            resumes=publisher is not None,
+            others=_connect(stack, addresses),
+            without=without,
         )
     return PublishingWriter(
         target,
-        begun.number,
+        (address, *addresses),
+        numbers,
         keep,
         refuse,
         in_order,
@@ -163,6 +203,27 @@ def open_publisher(given: Mapping[str, str], schema: StructType) -> PublishingWr
         refused=None if refused is None else Path(refused),
         refused_max=options.number("refusedMax") or REFUSED_MAX,
     )
+
+
+def _members(options: Options, address: SiteAddress, name: str, without: Sequence[str]) -> list[SiteAddress]:
+    """The other sites of the option `topology` that share the namespace, but those that are away."""
+    file = options.text("topology")
+    if file is None:
+        return []
+    try:
+        topology = parse_topology(Path(file).read_bytes(), file)
+    except OSError as error:
+        raise InvalidOption(
+            f"the option topology names a file that cannot be read: {file} ({error.strerror})",
+            option="topology",
+        ) from error
+    wanted = topology.active_members(options.namespace()).keys() - {name, *without}
+    credentials = {field: getattr(address, field) for field in FILES.values()}
+    return [each for member, each in site_addresses(topology, **credentials).items() if member in wanted]
+
+
+def _connect(stack: ExitStack, addresses: Sequence[SiteAddress]) -> list[Site]:
+    return [stack.enter_context(each.connect()) for each in addresses]
 
 
 def publish(
