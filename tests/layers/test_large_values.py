@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.layers.conftest import CHUNK, Place, cut_at_every_write
-from tests.replication.support_links import Mesh
 from tests.site.support import HookedEngine, open_memory
 
 from floodmark.layers import LargeValues, large_values
@@ -44,16 +43,21 @@ def rows(values: LargeValues) -> list[bytes]:
     return [key for key, _ in values.stored.scan() if key != LAYER]
 
 
-def over_nodes(place: Place) -> LargeValues:
-    """Large values, whose records, chunks and garbage rows lie in different partitions."""
-    values = LargeValues(place.site, NAME)
+def spread(place: Place) -> None:
+    """Make the namespace, with records, chunks and garbage rows in different partitions."""
+    place.site.create_namespace(NAME, exist_ok=True)
     place.site.split(NAME, b"d")
     place.site.split(NAME, b"h")
     if place.site.host.node_port.nodes():
         for node, partition in zip((1, 2, 3), place.site.partitions()[-3:], strict=True):
             if partition.node != node:
                 place.site.host.node_port.move(partition.id, node)
-    return values
+
+
+def over_nodes(place: Place) -> LargeValues:
+    """Large values, whose records, chunks and garbage rows lie in different partitions."""
+    spread(place)
+    return LargeValues(place.site, NAME)
 
 
 # Reading and writing
@@ -310,46 +314,6 @@ def test_chunks_that_were_exchanged_are_corruption() -> None:
         stored.put_many({first: other, second: one})
         with pytest.raises(Corruption, match="chunk 0 is not what was written"):
             values.get(b"switch")
-
-
-# Other sites
-
-
-def test_at_another_site_a_value_is_visible_only_with_all_its_chunks() -> None:
-    mesh = Mesh("oslo", "rome")
-    values = LargeValues(mesh["oslo"], "users")
-
-    def copy() -> None:
-        mesh.exchange()
-        assert LargeValues(mesh["rome"], "users").get(b"switch") in (None, content(6 * CHUNK))
-
-    values.put(b"switch", content(6 * CHUNK))
-    copy()
-    values.put(b"switch", Stalling(9 * CHUNK, 7, copy))  # type: ignore[arg-type]
-    there = LargeValues(mesh["rome"], "users")
-    assert there.get(b"switch") == content(6 * CHUNK)
-    mesh.exchange()
-    assert there.get(b"switch") == b"x" * 9 * CHUNK
-
-
-def test_a_site_does_not_sweep_under_the_put_of_another() -> None:
-    mesh = Mesh("oslo", "rome")
-    values = LargeValues(mesh["oslo"], "users")
-
-    def pause() -> None:
-        mesh.exchange()
-        mesh.time.advance(2 * HOUR_MS)
-        assert LargeValues(mesh["rome"], "users").sweep() == 0
-
-    values.put(b"switch", Stalling(9 * CHUNK, 7, pause))  # type: ignore[arg-type]
-    mesh.exchange()
-    assert LargeValues(mesh["rome"], "users").get(b"switch") == b"x" * 9 * CHUNK
-    # A value is discarded by the site that replaces it, whichever wrote it.
-    LargeValues(mesh["rome"], "users").delete(b"switch")
-    mesh.time.advance(2 * HOUR_MS)
-    assert LargeValues(mesh["rome"], "users").sweep() == 1
-    mesh.exchange()
-    assert rows(values) == []
 
 
 # Refusals

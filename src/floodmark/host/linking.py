@@ -8,6 +8,7 @@ from floodmark.host.local import LocalVersions
 from floodmark.host.parts import LocalPort, SiteParts
 from floodmark.host.sharing import Sharing
 from floodmark.host.statistics import AlarmKind, LinkAlarm, LinkStatistics, ReplicationStatistics
+from floodmark.model.change import Stamp
 from floodmark.model.errors import StaleLink
 from floodmark.model.limits import REPORTED_CHARACTERS_MAX
 from floodmark.model.version import Version, physical_ms
@@ -97,6 +98,15 @@ class LocalLinks(LocalPort):
 
     def watermark(self, namespace: str, at: Version | None) -> dict[int, Version]:
         return self._links.watermark(self._catalog.get(namespace).id, at)
+
+    def covers(self, namespace: str, stamp: Stamp, at: Version | None) -> bool:
+        row = self._catalog.get(namespace)
+        member = self._members.sources(row.name).get(stamp.site)
+        has_link = member is not None or (row.id, stamp.site) in self._links.rows
+        if stamp.site == self._identity.site_id or not has_link:
+            return True
+        through = self._links.watermark(row.id, at).get(stamp.site, 0)
+        return through >= stamp.version or (member is not None and member.has_ended(through))
 
     def statistics(self) -> ReplicationStatistics:
         """All links that there are, or that there should be."""

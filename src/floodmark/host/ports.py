@@ -43,7 +43,7 @@ from floodmark.host.statistics import (
 from floodmark.host.transaction_port import Transactions
 from floodmark.model.access import Role
 from floodmark.model.actions import SITE_OWNER, Action, Exempt, Owned, Scope
-from floodmark.model.change import Heartbeat
+from floodmark.model.change import Heartbeat, Stamp
 from floodmark.model.partition import Fate, Owners, PartitionMaps, StreamCommand, WriteStream
 from floodmark.model.record import FoundRecord, Repair
 from floodmark.model.stream import ChangeBatch, ChangesRequest, OnGeneration
@@ -461,6 +461,10 @@ class ReplicationPort(Protocol):
     @Action(Role.READ, Scope.NAMESPACE, repeatable=True)
     def watermark(self, namespace: str, at: Version | None) -> dict[int, Version]:
         """The watermark of a namespace, without the site's own entry, now or as of a version."""
+
+    @Action(Role.READ, Scope.NAMESPACE, repeatable=True)
+    def covers(self, namespace: str, stamp: Stamp, at: Version | None) -> bool:
+        """Whether all is here that the stamp's site had written before, as far as a link brings it."""
 
 
 class VerificationPort(Protocol):

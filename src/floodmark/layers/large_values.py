@@ -13,8 +13,10 @@ written, a sweep removes the lease, the chunks and the row, in this order.  So a
 neither end nor leave a chunk behind.  Chunks that fit into one commit are written by the last transaction.
 
 A site sweeps only the rows that it wrote itself: those of another site may have been removed there already.
-All rows are in one namespace, so links, backups and exports take all or none, in commit order: at another
-site, a record never comes before its chunks.
+Rows of a site that sends no more changes, as in a backup that was restored elsewhere, it sweeps as well.
+All rows are in one namespace, so links, backups and exports take all or none.  A link applies a step by
+ranges of keys, or at several nodes, in any order: at another site, a record counts when all that its site had
+committed before is there, and until then the record before it does.
 """
 
 from collections import deque
@@ -31,6 +33,7 @@ from uuid import uuid4
 from floodmark.codec.digest import checksum
 from floodmark.feed import at_present
 from floodmark.layers.ports import LayerRecords, LayerSite, LayerTransaction, claim, present
+from floodmark.model.change import Stamp
 from floodmark.model.errors import (
     Corruption,
     InvalidArgument,
@@ -40,7 +43,7 @@ from floodmark.model.errors import (
     TransactionEnded,
 )
 from floodmark.model.limits import KEY_BYTES_MAX, KIB
-from floodmark.model.version import Version, physical_ms
+from floodmark.model.version import VERSION_MAX, Version, physical_ms
 
 LARGE_VALUES: Final = b"large values 1"
 
@@ -51,6 +54,8 @@ COMMITS: Final = 2
 # Up to so many chunks are read one by one when a value is opened: a scan costs more, but keeps the others.
 FEW_CHUNKS: Final = 4
 GARBAGE_AGE: Final = timedelta(hours=1)
+# For garbage rows of another site, whose changes may come here by other ways than a link, and late.
+FOREIGN_GARBAGE_AGE: Final = timedelta(days=1)
 
 _RECORD: Final = Struct(">B16sQL")
 _GARBAGE: Final = Struct(">cBQ16s")
@@ -107,7 +112,8 @@ class LargeValues:
             return None
 
     def __contains__(self, key: bytes) -> bool:
-        return self.stored.get(_record_key(key)) is not None
+        name = _record_key(key)
+        return self._whole(name, self.stored.get(name), None) is not None
 
     def open(self, key: bytes, *, at: At | None = None) -> BinaryIO:
         """The value of a key as a binary file to read and seek in; KeyNotFound if there is none.
@@ -121,7 +127,7 @@ class LargeValues:
             return transaction.get(self.stored, name), transaction.read_version
 
         def read(found: tuple[bytes | None, At]) -> BinaryIO:
-            row, version = found
+            row, version = self._whole(name, *found), found[1]
             if row is None:
                 raise KeyNotFound(
                     f"{self!r} has no key {key!r:.60}; get returns None for such a key", key=key
@@ -143,7 +149,7 @@ class LargeValues:
         at: At | None = None,
     ) -> Iterator[tuple[bytes, int]]:
         """The keys in `[start, end)` with the sizes of their values in bytes, in order, as of one version."""
-        for key, row in self._rows(start, end, prefix, limit=limit, reverse=reverse, at=at):
+        for _, key, row in self._rows(start, end, prefix, limit=limit, reverse=reverse, at=at):
             yield key, len(row) - 1 if row[:1] == _INLINE else _stored(key, row).size
 
     def scan(
@@ -157,23 +163,36 @@ class LargeValues:
         at: At | None = None,
     ) -> Iterator[tuple[bytes, bytes]]:
         """The keys in `[start, end)` with their values, in order, as of one version; one value in memory."""
-
-        def rows(version: At) -> tuple[At, Iterator[tuple[bytes, bytes]]]:
-            return version, self._rows(start, end, prefix, limit=limit, reverse=reverse, at=version)
-
-        version, found = at_present(lambda: present(self._site), rows) if at is None else rows(at)
-        for key, row in found:
+        for version, key, row in self._rows(start, end, prefix, limit=limit, reverse=reverse, at=at):
             with self._open_row(key, row, version) as stream:
                 yield key, stream.read()
 
     def _rows(
-        self, start: bytes, end: bytes | None, prefix: bytes | None, **options: Any
-    ) -> Iterator[tuple[bytes, bytes]]:
+        self, start: bytes, end: bytes | None, prefix: bytes | None, *, at: At | None, **options: Any
+    ) -> Iterator[tuple[At, bytes, bytes]]:
+        """Keys and their records, each with the version of the scan."""
+        keys: dict[str, Any] = {"start": b"r" + start, "end": b"s" if end is None else b"r" + end}
         if prefix is not None:
-            rows = self.stored.scan(prefix=b"r" + prefix, **options)
-        else:
-            rows = self.stored.scan(b"r" + start, b"s" if end is None else b"r" + end, **options)
-        return ((key[1:], row) for key, row in rows)
+            keys = {"prefix": b"r" + prefix}
+
+        def rows(version: At) -> tuple[At, Iterator[tuple[bytes, bytes]]]:
+            return version, self.stored.scan(**keys, at=version, **options)
+
+        version, found = at_present(lambda: present(self._site), rows) if at is None else rows(at)
+        for name, row in found:
+            if (whole := self._whole(name, row, version)) is not None:
+                yield version, name[1:], whole
+
+    def _whole(self, name: bytes, row: bytes | None, at: At | None) -> bytes | None:
+        """A record, or the one before it while a link has not brought all of its chunks."""
+        before = at
+        while row is not None and row[:1] != _INLINE:
+            found = self.stored.record(name, at=before)
+            if found is None or self._site.covers(self.name, found.stamp, at=at):
+                return None if found is None else found.value
+            before = found.version - 1
+            row = self.stored.get(name, at=before)
+        return row
 
     def _open_row(self, key: bytes, row: bytes, version: At) -> BinaryIO:
         if row[:1] == _INLINE:
@@ -287,18 +306,29 @@ class LargeValues:
     def sweep(self, *, older_than: timedelta = GARBAGE_AGE) -> int:
         """Remove the chunks of values that were replaced, deleted or never completed; how many values.
 
-        Only what this site discarded more than `older_than` ago.  A put sweeps two such values by itself.
+        Only what was discarded more than `older_than` ago by this site, or a day ago by a site that no link
+        brings changes of: one that was removed, or whose backup was restored here.  A put sweeps two such
+        values by itself.
         """
         return self._sweep(older_than, None)
 
     def _sweep(self, older_than: timedelta, limit: int | None) -> int:
-        until_ms = physical_ms(present(self._site)) - older_than // timedelta(milliseconds=1)
-        start, end = (_GARBAGE.pack(b"g", self._site.id, ms, bytes(16)) for ms in (0, max(0, until_ms)))
+        swept, start, now_ms = 0, b"g", physical_ms(present(self._site))
+        while (first := self.stored.first(start, b"h")) and swept != limit:
+            site = first[0][1]
+            start = b"g" + bytes([site]) + b"\xff" * _GARBAGE.size
+            age = older_than if site == self._site.id else max(older_than, FOREIGN_GARBAGE_AGE)
+            end = _GARBAGE.pack(b"g", site, max(0, now_ms - age // timedelta(milliseconds=1)), b"")
+            if first[0] < end and self._site.covers(self.name, Stamp(VERSION_MAX, site)):
+                swept += self._sweep_rows(first[0], end, None if limit is None else limit - swept)
+        return swept
+
+    def _sweep_rows(self, start: bytes, end: bytes, limit: int | None) -> int:
+        """Remove garbage rows in a range, and what they own; how many."""
         swept = 0
         for garbage, _ in self.stored.scan(start, end, limit=limit):
-            pointer = garbage[-16:]
             if self._site.run_transaction(lambda t, row=garbage: self._revoke(t, row)):  # type: ignore[misc]
-                self.stored.delete_range(prefix=b"c" + pointer)
+                self.stored.delete_range(prefix=b"c" + garbage[-16:])
                 self.stored.delete(garbage)
                 swept += 1
         return swept

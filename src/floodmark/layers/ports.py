@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Any, Final, Protocol, TypeVar
 
-from floodmark.model.change import Change
+from floodmark.model.change import Change, Stamp
 from floodmark.model.errors import NamespaceNotFound, WrongPolicy
 from floodmark.model.record import Versioned
 from floodmark.model.version import VERSION_MAX, Version
@@ -120,6 +120,8 @@ class LayerSite(Protocol):
     ) -> Version: ...
 
     def resolved_version(self) -> Version: ...
+
+    def covers(self, namespace: str, stamp: Stamp, *, at: Version | datetime | None = None) -> bool: ...
 
     def changes(self, namespace: str, *, since: Version, follow: bool, prefix: bytes) -> Iterator[Change]: ...
 

@@ -27,7 +27,7 @@ from floodmark.host.statistics import (
 )
 from floodmark.layers import LargeValues
 from floodmark.merge.policies import MergePolicy
-from floodmark.model.change import Change, Heartbeat, Resolved
+from floodmark.model.change import Change, Heartbeat, Resolved, Stamp
 from floodmark.model.errors import (
     Closed,
     InvalidArgument,
@@ -470,6 +470,16 @@ class Site(AtomicCalls, PartitionCalls, TransactionCalls):
     def replication(self) -> ReplicationStatistics:
         """How the changes of other sites come in, and what is wrong with that."""
         return self.host.status.replication()
+
+    def covers(self, namespace: str, stamp: Stamp, *, at: At | None = None) -> bool:
+        """Whether all is here that the stamp's site had written before, now or as of a version or moment.
+
+        A link may apply the changes of a step in any order: a record can come before an older one.  True for
+        this site, and for one whose changes no link brings, or none any more.
+        """
+        if stamp.site == self.id:
+            return True
+        return self.host.replication.covers(namespace, stamp, None if at is None else to_version(at))
 
     # Statistics
 

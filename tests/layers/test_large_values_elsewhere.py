@@ -1,0 +1,194 @@
+"""Large values at other sites: whole or absent while a link copies them, and swept by one site alone."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+
+import pytest
+from tests.layers.conftest import CHUNK, Place
+from tests.layers.test_large_values import HOUR_MS, NAME, Stalling, content, rows, spread
+from tests.replication.support_links import IDS, Mesh, open_one, topology_of
+
+from floodmark.engine import MemoryEngine
+from floodmark.layers import LargeValues
+from floodmark.links.applying import Applier
+from floodmark.links.pair import pair_topology
+from floodmark.links.reading import Piece, read_pieces
+from floodmark.links.steps import plan_step, run_step
+from floodmark.model.ranges import KeyRange
+from floodmark.partition import FAMILIES
+from floodmark.replication.applied import Applied
+from floodmark.replication.step import LinkStep
+from floodmark.replication.topology import MemberSite, SiteState
+from floodmark.site import Site
+from floodmark.testing.clock import SimulatedTime
+
+pytestmark = pytest.mark.usefixtures("small_chunks")
+
+RECORDS = KeyRange(b"r", b"s")
+CHUNKS = KeyRange(b"c", b"d")
+GARBAGE = KeyRange(b"g", b"h")
+
+
+@dataclass
+class Link:
+    """A link between two sites that share large values."""
+
+    source: Site
+    target: Site
+
+    @property
+    def here(self) -> LargeValues:
+        return LargeValues(self.source, NAME)
+
+    @property
+    def there(self) -> LargeValues:
+        return LargeValues(self.target, NAME)
+
+    def plan(self) -> LinkStep:
+        return plan_step(self.source.host, self.target.host, [NAME])
+
+    def copy(self) -> None:
+        run_step(self.source.host, self.target.host, self.plan())
+
+    def apply(self, step: LinkStep, keys: KeyRange) -> Applied:
+        """Apply some keys of a step, as a task of Spark does; the target does not take note of it."""
+        with Applier(self.target.host, step) as applier:
+            for batch in read_pieces(self.source.host, step, [Piece(0, keys)]):
+                applier.add(batch)
+            return applier.finish()
+
+
+@pytest.fixture
+def link(place: Place) -> Iterator[Link]:
+    """A link to a site whose records and chunks may lie at different nodes."""
+    with open_one(MemoryEngine(FAMILIES), "rome", SimulatedTime()) as source:
+        source.create_namespace(NAME)
+        spread(place)
+        topology = pair_topology(source, place.site, [NAME])
+        for site in (source, place.site):
+            site.set_topology(topology)
+        LargeValues(source, NAME)
+        link = Link(source, place.site)
+        link.copy()
+        yield link
+
+
+# Links
+
+
+def test_a_value_whose_record_comes_before_its_chunks_is_not_there_yet(link: Link) -> None:
+    old, new = content(4 * CHUNK, 1), content(6 * CHUNK, 2)
+    link.here.put(b"switch", old)
+    link.here.put(b"router", b"small")
+    link.copy()
+    before = link.target.now()
+    link.here.put(b"switch", new)
+    link.here.put(b"firewall", new)
+    step = link.plan()
+    # The later keys first, and some of the chunks never: the task that brings them fails.
+    link.apply(step, RECORDS)
+    for _ in range(2):
+        assert link.there.get(b"switch") == old
+        assert (link.there.get(b"firewall"), b"firewall" in link.there) == (None, False)
+        assert dict(link.there.scan()) == {b"switch": old, b"router": b"small"}
+        assert dict(link.there.sizes()) == {b"switch": len(old), b"router": 5}
+        link.apply(step, CHUNKS)
+    meanwhile = link.target.now()
+    run_step(link.source.host, link.target.host, step)
+    assert dict(link.there.scan()) == {b"firewall": new, b"switch": new, b"router": b"small"}
+    assert b"firewall" in link.there
+    # The past stays what it was.
+    for version in (before, meanwhile):
+        assert dict(link.there.scan(at=version)) == {b"switch": old, b"router": b"small"}
+        assert link.there.get(b"switch", at=version) == old
+
+
+def test_a_value_that_replaces_one_half_copied_is_whole(link: Link) -> None:
+    link.here.put(b"switch", content(6 * CHUNK, 1))
+    step = link.plan()
+    link.apply(step, RECORDS)
+    link.there.put(b"switch", content(5 * CHUNK, 2))
+    assert link.there.get(b"switch") == content(5 * CHUNK, 2)
+    run_step(link.source.host, link.target.host, step)
+    assert link.there.get(b"switch") == content(5 * CHUNK, 2)
+
+
+def test_at_another_site_a_value_is_visible_only_with_all_its_chunks() -> None:
+    mesh = Mesh("oslo", "rome")
+    values = LargeValues(mesh["oslo"], "users")
+
+    def copy() -> None:
+        mesh.exchange()
+        assert LargeValues(mesh["rome"], "users").get(b"switch") in (None, content(6 * CHUNK))
+
+    values.put(b"switch", content(6 * CHUNK))
+    copy()
+    values.put(b"switch", Stalling(9 * CHUNK, 7, copy))  # type: ignore[arg-type]
+    there = LargeValues(mesh["rome"], "users")
+    assert there.get(b"switch") == content(6 * CHUNK)
+    mesh.exchange()
+    assert there.get(b"switch") == b"x" * 9 * CHUNK
+
+
+def test_a_site_does_not_sweep_under_the_put_of_another() -> None:
+    mesh = Mesh("oslo", "rome")
+    values = LargeValues(mesh["oslo"], "users")
+
+    def pause() -> None:
+        mesh.exchange()
+        mesh.time.advance(2 * HOUR_MS)
+        assert LargeValues(mesh["rome"], "users").sweep() == 0
+
+    values.put(b"switch", Stalling(9 * CHUNK, 7, pause))  # type: ignore[arg-type]
+    mesh.exchange()
+    assert LargeValues(mesh["rome"], "users").get(b"switch") == b"x" * 9 * CHUNK
+    # A value is discarded by the site that replaces it, whichever wrote it.
+    LargeValues(mesh["rome"], "users").delete(b"switch")
+    mesh.time.advance(2 * HOUR_MS)
+    assert LargeValues(mesh["rome"], "users").sweep() == 1
+    mesh.exchange()
+    assert rows(values) == []
+
+
+def test_a_site_never_sweeps_what_a_link_still_copies_in(link: Link, place: Place) -> None:
+    """Whatever the age of the garbage rows that have come, and in whatever order the rest comes."""
+
+    def pause() -> None:
+        step = link.plan()
+        link.apply(step, GARBAGE)
+        place.advance(100 * HOUR_MS)
+        assert link.there.sweep(older_than=timedelta(0)) == 0
+        link.copy()
+        place.advance(100 * HOUR_MS)
+        link.there.put(b"other", content(9 * CHUNK, 2))
+
+    link.here.put(b"switch", content(6 * CHUNK, 1))
+    link.here.put(b"switch", Stalling(9 * CHUNK, 7, pause))  # type: ignore[arg-type]
+    link.copy()
+    assert link.there.sweep(older_than=timedelta(0)) == 0
+    assert link.there.get(b"switch") == b"x" * 9 * CHUNK
+    assert link.there.get(b"other") == content(9 * CHUNK, 2)
+
+
+def test_what_a_removed_site_has_left_is_swept_by_the_others() -> None:
+    mesh = Mesh("oslo", "rome", "bonn")
+    for seed in (1, 2):
+        LargeValues(mesh["oslo"], "users").put(b"switch", content(6 * CHUNK, seed))
+    for _ in range(2):
+        mesh.exchange()
+    others = [LargeValues(mesh[name], "users") for name in ("rome", "bonn")]
+    final = min(mesh.watermark(name)[IDS["oslo"]] for name in ("rome", "bonn"))
+    removed = MemberSite(id=IDS["oslo"], state=SiteState.REMOVED, final=final)
+    for name in ("rome", "bonn"):
+        mesh[name].set_topology(topology_of("rome", "bonn", epoch=2, oslo=removed))
+    mesh.time.advance(HOUR_MS)
+    assert [values.sweep() for values in others] == [0, 0]
+    mesh.time.advance(24 * HOUR_MS)
+    # Both may, in any order; it is the same to each of them whether the other has.
+    assert [values.sweep() for values in others] == [1, 1]
+    for source, target in (("rome", "bonn"), ("bonn", "rome")):
+        mesh.step(source, target)
+    for values in others:
+        assert len(rows(values)) == 1 + 6
+        assert values.get(b"switch") == content(6 * CHUNK, 2)
