@@ -598,6 +598,65 @@ def test_changes_as_a_stream(served: tuple[Site, Server], client: Any, protocol:
         refused("nowhere", lambda: reader.xread({"changes:nowhere": "0"}))
 
 
+@pytest.mark.parametrize("way", ["difference", "snapshot"])
+def test_streams_and_groups_go_on_where_a_data_set_was_published(
+    served: tuple[Site, Server], client: Any, way: str
+) -> None:
+    site, stream = served[0], "changes:users"
+    users, group = site.namespace("users"), f"over-{way}"
+    start = users.put_many({b"%02d" % number: b"1" for number in range(20)})
+    copy = dict(users.scan())
+    client.xgroup_create(stream, group, id=f"{start}-0")
+    client.set("mine", "1")
+    # Some batches of the stream, with more than one entry each.
+    rows = {b"%02d" % number: bytes(300_000) for number in range(10, 40)}
+    base = site.now()
+    client.set("mine", "2")
+    swap = site.generations.publish("users", rows, base=base).version
+    client.set("last", "3")
+    refused("FM.GENERATION", lambda: client.xread({stream: f"{swap - 1}-0"}))
+    assert len(stream_entries(client.xread({stream: f"{start}-99"}))) == 2
+    assert client.execute_command("XINFO", "STREAM", stream)
+    refused("one of fail, difference", lambda: client.execute_command("FM.GENERATION", "ignore"))
+    for _ in range(2):
+        assert len(stream_entries(client.xreadgroup(group, "ada", {stream: ">"}))) == 2
+        refused("FM.GENERATION", lambda: client.xreadgroup(group, "ada", {stream: ">"}))
+
+    def apply(entries: list[Any]) -> None:
+        for _, entry in entries:
+            match entry[b"type"]:
+                case b"generation":
+                    copy.clear() if way == "snapshot" else None
+                case b"upsert":
+                    copy[entry[b"key"]] = entry[b"value"]
+                case _:
+                    copy.pop(entry[b"key"], None)
+
+    with resp_client(served[1]) as own:
+        own.execute_command("FM.GENERATION", way)
+        last, seen = f"{start}-99", []
+        while entries := stream_entries(own.xread({stream: last}, count=7)):
+            apply(entries)
+            last = entries[-1][0].decode()
+            seen += entries
+        assert copy == dict(users.scan())
+        assert [entry[1][b"type"] for entry in seen].count(b"generation") == 1
+        assert own.xrange(stream, min=f"{start + 1}-0") == seen
+        # The group goes on, and what it holds is read again with the same ids.
+        delivered = []
+        while entries := stream_entries(own.xreadgroup(group, "ada", {stream: ">"}, count=7)):
+            delivered += entries
+        assert delivered == seen
+        assert stream_entries(own.xreadgroup(group, "ada", {stream: seen[1][0]})) == seen[2:]
+        assert own.xack(stream, group, *(entry[0] for entry in delivered)) == len(delivered)
+    own_history = client.execute_command("FM.HISTORY", "05")
+    assert [each[1:] for each in own_history][-1] == [b"delete", None]
+    # It keeps its choice, whatever another connection says.
+    swap = site.generations.publish("users", {b"a": b"1"}).version
+    [first] = stream_entries(client.xreadgroup(group, "ada", {stream: ">"}, count=1))
+    assert first == (b"%d-0" % swap, {b"type": b"generation", b"key": b""})
+
+
 def stream_entries(reply: Any) -> list[Any]:
     """The entries of the one stream of a reply, which redis-py shows in several ways."""
     if not reply:

@@ -1,6 +1,7 @@
 """Reading changes with Spark where a data set was published."""
 
 import json
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from tests.sizes import only
 from tests.spark.support_backup import address_of
 from tests.waiting import HANG_SECONDS
 
-import floodmark
 from floodmark.model.errors import GenerationSwapped, InvalidOption
 from floodmark.site import Namespace, Site
 from floodmark.spark.jobs import backup, check_backup, export, read_export, restore
@@ -116,12 +116,18 @@ def test_without_the_option_a_stream_ends_at_a_swap(url: str) -> None:
         reader.stop()
 
 
-def test_a_directory_is_not_read_over_a_swap(tmp_path: Path) -> None:
-    with floodmark.open(tmp_path, site="oslo", background=False) as site:
-        site.create_namespace("users")
-    given = {"path": str(tmp_path), "namespace": "users", "onGeneration": "difference"}
-    with pytest.raises(InvalidOption, match="not read over a swap"):
-        open_changes_reader(given, CHANGES)
+@pytest.mark.parametrize("way", ["difference", "snapshot"])
+def test_a_directory_is_read_over_swaps_as_its_server_is(
+    users: Namespace, location: Callable[[], str], way: str
+) -> None:
+    given = {"namespace": "users", "minPartitions": "8", "beforeImages": "true"}
+    given |= {"path": location(), "onGeneration": way}
+    reader = open_changes_reader(given, CHANGES)
+    rows = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+    assert (state_of(rows), markers(rows)) == (dict(users.scan()), 2)
+    found = open_changes_reader(given | {"onGeneration": "fail"}, CHANGES)
+    with pytest.raises(GenerationSwapped):
+        [batch for part in found.partitions() for batch in found.read(part)]
     with pytest.raises(InvalidOption, match="onGeneration is one of"):
         open_changes_reader(given | {"onGeneration": "ignore"}, CHANGES)
 

@@ -22,7 +22,7 @@ from floodmark.engine.rocks import RocksSecondary
 from floodmark.engine.witness import Witness, WitnessFile, require_files
 from floodmark.feed.reading.columns import Columns
 from floodmark.feed.reading.reader import gather_lines
-from floodmark.feed.reading.swaps import end_before_swap
+from floodmark.feed.reading.swaps import Swap, cross, end_before_swap
 from floodmark.host.catalog import NamespaceRow, generations_of, load_namespaces
 from floodmark.host.directory import (
     Identity,
@@ -44,7 +44,7 @@ from floodmark.model.errors import (
 from floodmark.model.limits import PAGE_BYTES_MAX
 from floodmark.model.partition import Content
 from floodmark.model.ranges import KeyRange
-from floodmark.model.stream import ChangeBatch, ChangesRequest
+from floodmark.model.stream import ChangeBatch, ChangesRequest, OnGeneration
 from floodmark.model.version import VERSION_MAX, Version, moment_of
 from floodmark.partition import FILTERED_BYTES, IDENTITY, META, READ_FAMILIES
 from floodmark.partition.beating import NODE
@@ -246,11 +246,27 @@ class DirectoryReader:
         born = next((log.opened_at for log in logs if log.id == NODE), 0)
         since = max(request.since, born)
         self._require_changes_kept(since, request.namespace)
+        if request.on_generation is OnGeneration.FAIL and (swap := self._swap_after(request, since)):
+            end_before_swap(swap, swap.version - 1, until)
+        return self._read_over_swaps(request, logs, since, until)
+
+    def _swap_after(self, request: ChangesRequest, position: Version) -> Swap | None:
+        """The first swap above a position."""
         rows = [row for row in self._namespaces if request.namespace in (None, row.id)]
-        swaps = [swap for row in rows if (swap := row.swap_after(since)) is not None]
-        if swaps:
-            end_before_swap(min(swaps), min(swaps).version - 1, until)
-        return self._read_changes(request, logs, since, until) if since < until else iter(())
+        return min([swap for row in rows if (swap := row.swap_after(position)) is not None], default=None)
+
+    def _read_over_swaps(
+        self, request: ChangesRequest, logs: list[LogRow], since: Version, until: Version
+    ) -> Iterator[ChangeBatch]:
+        while since < until:
+            swap = self._swap_after(request, since)
+            if swap is not None and swap.version == since + 1:
+                yield from cross(request, swap, None, self.scan_records, self.identity.site_id)
+                since = swap.version
+                continue
+            end = until if swap is None else min(until, swap.version - 1)
+            yield from self._read_changes(request, logs, since, end)
+            since = end
 
     def _read_changes(
         self, request: ChangesRequest, logs: list[LogRow], since: Version, until: Version

@@ -115,7 +115,8 @@ RESP_ARGUMENTS_MAX: Final = 100_000
 RESP_NEWCOMER_ARGUMENTS_MAX: Final = 16
 RESP_NEWCOMER_BULK_BYTES_MAX: Final = 16 * KIB
 RESP_UNREAD_BYTES_MAX: Final = 1 * MIB
-# Scans over RESP that have not come to their end; the oldest is forgotten.
+# Scans over RESP that have not come to their end, and readers within what a data set brings; the oldest is
+# forgotten.
 RESP_CURSORS_MAX: Final = 10_000
 # Consumer groups over RESP that one server consumes.
 RESP_GROUPS_MAX: Final = 100

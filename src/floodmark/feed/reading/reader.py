@@ -40,7 +40,7 @@ from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace, qualify_r
 from floodmark.feed.reading.columns import BATCH_BYTES_MAX, Columns
 from floodmark.feed.reading.rate import RateLimit
 from floodmark.feed.reading.sorter import Sorter
-from floodmark.feed.reading.swaps import Swap, all_records, difference, end_before_swap, mark, no_swap
+from floodmark.feed.reading.swaps import Swap, cross, end_before_swap, no_swap
 from floodmark.feed.safepoints import SafePoints
 from floodmark.model.errors import (
     Corruption,
@@ -210,23 +210,12 @@ class ChangeReader:
 
     def cross(self, request: ChangesRequest, swap: Swap, place: SwapPlace | None) -> Iterator[ChangeBatch]:
         """What comes at a swap, behind a place, if one was reached; the last batch is empty, and ends it."""
-        if self._is_live(swap.namespace):
-            if place is None:
-                yield mark(request, swap)
-                place = SwapPlace(request.on_generation)
-            within = qualify_range(swap.namespace).intersect(request.keys)
-            left = within and within.intersect(KeyRange(after(place.key)))
-            if left is not None:
-                scan, at = self._router.scan_records, swap.version
-                if place.way is OnGeneration.SNAPSHOT:
-                    batches = all_records(request, swap, scan(left, at))
-                else:
-                    old, new = scan(left, at - 1, dead=True), scan(left, at)
-                    batches = difference(request, swap, old, new, self._node.site_id)
-                for batch in batches:
-                    self._node.require_open()
-                    yield batch
-        yield ChangeBatch(through=swap.version, way=Way.SNAPSHOT)
+        if not self._is_live(swap.namespace):
+            yield ChangeBatch(through=swap.version, way=Way.SNAPSHOT)
+            return
+        for batch in cross(request, swap, place, self._router.scan_records, self._node.site_id):
+            self._node.require_open()
+            yield batch
 
     def look_up(self, key: bytes, version: Version) -> bytes | None:
         try:

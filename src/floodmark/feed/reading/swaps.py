@@ -12,15 +12,17 @@ over two scans, as of X - 1 and as of X, and a safe point at the place keeps bot
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import pyarrow
 
-from floodmark.codec.ordered import encode_namespace
+from floodmark.codec.ordered import encode_namespace, qualify_range
 from floodmark.codec.values import DELETED, PLAIN, TOMBSTONE, decode_value, encode_value
 from floodmark.feed.reading.columns import BATCH_BYTES_MAX, CHANGE_BYTES
 from floodmark.model.change import Stamp
 from floodmark.model.errors import GenerationSwapped
+from floodmark.model.ranges import KeyRange
+from floodmark.model.ranges import after as behind
 from floodmark.model.stream import ChangeBatch, ChangesRequest, OnGeneration, SwapPlace, Way
 from floodmark.model.version import Version, moment_of
 
@@ -30,6 +32,14 @@ _PASSED_MAX: Final = 10_000
 # A user key, its version, its partition and what is stored.
 _Row: TypeAlias = tuple[bytes, Version, int, bytes]
 _NONE: Final[_Row] = (b"", 0, 0, b"")
+
+
+class ScanRecords(Protocol):
+    """Reads the records of a range of qualified keys as of a version, page by page."""
+
+    def __call__(
+        self, keys: KeyRange, at: Version, *, dead: bool = False
+    ) -> Iterator[pyarrow.RecordBatch]: ...
 
 
 class Swap(NamedTuple):
@@ -143,6 +153,24 @@ def difference(
             passed = 0
     if passed:
         yield gathered.take(SwapPlace(OnGeneration.DIFFERENCE, key))
+
+
+def cross(
+    request: ChangesRequest, swap: Swap, place: SwapPlace | None, scan: ScanRecords, site_id: int
+) -> Iterator[ChangeBatch]:
+    """What comes at a swap, behind a place, if one was reached; the last batch is empty, and ends it."""
+    if place is None:
+        yield mark(request, swap)
+        place = SwapPlace(request.on_generation)
+    within = qualify_range(swap.namespace).intersect(request.keys)
+    left = within and within.intersect(KeyRange(behind(place.key)))
+    if left is not None:
+        if place.way is OnGeneration.SNAPSHOT:
+            yield from all_records(request, swap, scan(left, swap.version))
+        else:
+            old, new = scan(left, swap.version - 1, dead=True), scan(left, swap.version)
+            yield from difference(request, swap, old, new, site_id)
+    yield ChangeBatch(through=swap.version, way=Way.SNAPSHOT)
 
 
 def _aligned(old: Iterator[_Row], new: Iterator[_Row]) -> Iterator[tuple[bytes, _Row | None, _Row | None]]:

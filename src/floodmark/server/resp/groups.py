@@ -12,7 +12,6 @@ group has the group's name, or `<namespace>.<group>` if another namespace has a 
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from itertools import islice
 from threading import Lock
 from typing import Any, Final, NamedTuple
 
@@ -24,6 +23,7 @@ from floodmark.model.access import Role
 from floodmark.model.errors import FloodmarkError
 from floodmark.model.limits import PAGE_ROWS_MAX, RESP_GROUPS_MAX
 from floodmark.model.ranges import KeyRange
+from floodmark.model.stream import OnGeneration
 from floodmark.server.resp.records import Space
 from floodmark.server.resp.scans import (
     FIRST,
@@ -35,6 +35,7 @@ from floodmark.server.resp.scans import (
     read_stream_options,
     render_entry,
     stream_space,
+    take_entries,
 )
 from floodmark.server.resp.session import Session
 from floodmark.server.resp.table import SYNTAX, TABLE, Arguments, CommandError, integer, read_options, word
@@ -56,7 +57,7 @@ class PendingDelivery(NamedTuple):
 class ConsumerGroup:
     """A subscription that the server consumes for a group.  Callers hold its lock."""
 
-    def __init__(self, site: Site, row: SubscriptionRow, holder: str) -> None:
+    def __init__(self, site: Site, row: SubscriptionRow, holder: str, on_generation: OnGeneration) -> None:
         spec = row.spec
         self.lock = Lock()
         self.pending: dict[EntryId, PendingDelivery] = {}
@@ -67,8 +68,10 @@ class ConsumerGroup:
             end_key=spec.keys.end,
             holder=holder,
             unacked_max=spec.unacked_max,
+            on_generation=on_generation,
             options=SubscriptionOptions(follow=False),
         )
+        self.on_generation = on_generation
         self._unacked_max = spec.unacked_max
 
     def deliver(self, consumer: bytes, count: int, *, keeps: bool) -> list[Any]:
@@ -77,7 +80,7 @@ class ConsumerGroup:
         if room <= 0:
             raise CommandError("TRYAGAIN the group has too many unacknowledged entries; XACK some first")
         entries: list[Any] = []
-        for delivery in islice(self.subscription, min(count, room)):
+        for delivery in take_entries(iter(self.subscription), min(count, room)):
             entry = EntryId(delivery.position.version, delivery.position.index)
             if keeps:
                 self.pending[entry] = PendingDelivery(consumer, monotonic_ms(), 1)
@@ -119,14 +122,23 @@ class Groups:
         self._open: dict[tuple[str, str], ConsumerGroup] = {}
         self._lock = Lock()
 
-    def use(self, space: Space, name: str, act: Callable[[ConsumerGroup], Any]) -> Any:
-        """Act on a group, alone.  After an error the group is opened anew: its lease may be lost."""
+    def use(
+        self,
+        space: Space,
+        name: str,
+        act: Callable[[ConsumerGroup], Any],
+        chosen: OnGeneration | None = None,
+    ) -> Any:
+        """Act on a group, alone.  After an error the group is opened anew: its lease may be lost.
+
+        One that is opened goes on where a data set was published as `chosen`, or else as before.
+        """
         with self._lock:
             group = self._open.get((space.name, name))
             if group is None:
                 if len(self._open) >= RESP_GROUPS_MAX:
                     raise CommandError(f"ERR this server consumes {RESP_GROUPS_MAX} groups already")
-                group = self._open[space.name, name] = self._find(space, name)
+                group = self._open[space.name, name] = self._find(space, name, chosen)
         try:
             with group.lock:
                 return act(group)
@@ -137,7 +149,7 @@ class Groups:
                 group.subscription.close()
             raise
 
-    def _find(self, space: Space, name: str) -> ConsumerGroup:
+    def _find(self, space: Space, name: str, chosen: OnGeneration | None) -> ConsumerGroup:
         row = find_subscription(self._site, space, name)[1]
         if row is None:
             raise CommandError(f"NOGROUP No such key 'changes:{space.name}' or consumer group '{name[:64]}'")
@@ -148,7 +160,7 @@ class Groups:
                 f"ERR subscription {row.name!r} reads a part of the keys, or has not finished the snapshot "
                 "that it begins with; consume it with floodmark"
             )
-        return ConsumerGroup(self._site, row, self._holder)
+        return ConsumerGroup(self._site, row, self._holder, chosen or row.spec.on_generation)
 
     def close(self) -> None:
         """Release all subscriptions."""
@@ -170,15 +182,17 @@ def find_subscription(site: Site, space: Space, group: str) -> tuple[str, Subscr
 def _use(session: Session, stream: bytes, group: bytes, act: Callable[[ConsumerGroup, Space], Any]) -> Any:
     space = stream_space(session, stream, Role.WRITE)
     name = group.decode(errors="replace")
-    return session.door.groups.use(space, name, lambda found: act(found, space))
+    return session.door.groups.use(space, name, lambda found: act(found, space), session.chosen)
 
 
-def _read_pending(session: Session, space: Space, entries: list[EntryId]) -> list[Any]:
+def _read_pending(
+    session: Session, space: Space, entries: list[EntryId], on_generation: OnGeneration
+) -> list[Any]:
     """The contents of pending entries, in order."""
     wanted = {*entries}
     if not wanted:
         return []
-    between = read_entries(session, space, entries[0], entries[-1])
+    between = read_entries(session, space, entries[0], entries[-1], on_generation)
     return [entry for number, entry in between if number in wanted]
 
 
@@ -204,7 +218,14 @@ def create_group(session: Session, arguments: Arguments) -> object:
     if arguments[4] != b"$":
         start = parse_id(arguments[4], 0).version or "beginning"
     options = SubscriptionOptions(follow=False, background=False)
-    site.subscribe(name, space.name, start=start, holder=HOLDER, options=options).close()
+    site.subscribe(
+        name,
+        space.name,
+        start=start,
+        holder=HOLDER,
+        on_generation=session.on_generation,
+        options=options,
+    ).close()
     return OK
 
 
@@ -241,7 +262,7 @@ def read_group(session: Session, arguments: Arguments) -> object:
     def read_own(found: ConsumerGroup, space: Space) -> list[Any]:
         entries = found.find(start, LAST, lambda held: held.consumer == consumer)[:count]
         found.hand_over(entries, consumer)
-        return _read_pending(session, space, entries)
+        return _read_pending(session, space, entries, found.on_generation)
 
     return reply(_use(session, stream, group, read_own))
 
@@ -308,7 +329,10 @@ def claim(session: Session, arguments: Arguments) -> object:
         entries = found.find(start, LAST, lambda held: now_ms - held.delivered_at_ms >= idle_ms)
         following = str(entries[count] if len(entries) > count else FIRST)
         entries = entries[:count]
-        shown = [str(entry) for entry in entries] if only_ids else _read_pending(session, space, entries)
+        if only_ids:
+            shown: list[Any] = [str(entry) for entry in entries]
+        else:
+            shown = _read_pending(session, space, entries, found.on_generation)
         found.hand_over(entries, consumer, delivers=not only_ids)
         return [following, shown, []]
 

@@ -2,20 +2,26 @@
 
 A stream `changes:<namespace>` has an entry for each change, with the id `<version>-<index>`: the index counts
 the changes of a commit from 0.  An id stays valid as long as the namespace keeps its history.
+
+What comes where a data set was published is one commit, too.  It is computed each time that it is read, so
+the server remembers the places in it at which calls ended.
 """
 
 import re
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
+from itertools import count as count_from
 from itertools import dropwhile, islice
 from threading import Lock
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from floodmark.clock import monotonic_ms
 from floodmark.model.access import Role
-from floodmark.model.change import Change
+from floodmark.model.change import Change, Resolved
+from floodmark.model.errors import GenerationSwapped
 from floodmark.model.limits import PAGE_ROWS_MAX, RESP_CURSORS_MAX
 from floodmark.model.ranges import after
+from floodmark.model.stream import OnGeneration
 from floodmark.model.text import read_at
 from floodmark.model.version import VERSION_MAX, Version
 from floodmark.server.resp.records import NO_SPACE, Space
@@ -28,6 +34,10 @@ KEYS_COUNTED_MAX: Final = 100_000
 STREAM_PREFIX: Final = b"changes:"
 INVALID_CURSOR: Final = "ERR invalid cursor; begin the scan again with 0"
 INVALID_ID: Final = "ERR Invalid stream ID specified as stream command argument"
+
+Name = TypeVar("Name")
+Place = TypeVar("Place")
+Item = TypeVar("Item")
 
 
 def _readable(session: Session) -> list[Space]:
@@ -45,26 +55,41 @@ def _readable(session: Session) -> list[Space]:
 # Scans
 
 
+class Places(Generic[Name, Place]):
+    """Places by what clients call them; the oldest is forgotten where there are too many."""
+
+    def __init__(self) -> None:
+        self._places: OrderedDict[Name, Place] = OrderedDict()
+        self._lock = Lock()
+
+    def keep(self, name: Name, place: Place) -> None:
+        """Remember a place."""
+        with self._lock:
+            self._places[name] = place
+            if len(self._places) > RESP_CURSORS_MAX:
+                self._places.popitem(last=False)
+
+    def find(self, name: Name) -> Place | None:
+        """The place of a name, if it is not forgotten."""
+        return self._places.get(name)
+
+
 class Cursors:
     """Where scans go on that have not come to their end: a client holds a number only."""
 
     def __init__(self) -> None:
-        self._places: OrderedDict[int, tuple[int, bytes]] = OrderedDict()
-        self._next = 1
-        self._lock = Lock()
+        self._places: Places[int, tuple[int, bytes]] = Places()
+        self._numbers = count_from(1)
 
     def keep(self, namespace: int, key: bytes) -> int:
-        """The cursor of a place; the oldest one is forgotten where there are too many."""
-        with self._lock:
-            cursor, self._next = self._next, self._next + 1
-            self._places[cursor] = namespace, key
-            if len(self._places) > RESP_CURSORS_MAX:
-                self._places.popitem(last=False)
-            return cursor
+        """The cursor of a place."""
+        cursor = next(self._numbers)
+        self._places.keep(cursor, (namespace, key))
+        return cursor
 
     def find(self, cursor: int) -> tuple[int, bytes]:
         """The namespace and the key that a scan goes on at."""
-        place = self._places.get(cursor)
+        place = self._places.find(cursor)
         if place is None:
             raise CommandError(INVALID_CURSOR)
         return place
@@ -194,8 +219,16 @@ def history(session: Session, arguments: Arguments) -> object:
     place = session.records.locate(arguments[1], Role.READ)
     site, name = session.door.spaces.site, place.space.name
     since = site.host.retention.oldest_version(name)
-    changes = site.changes(name, since=since, start_key=place.key, end_key=after(place.key))
-    return [[change.version, str(change.type), change.value] for change in deque(changes, HISTORY_MAX)]
+    changes = site.changes(
+        name,
+        since=since,
+        start_key=place.key,
+        end_key=after(place.key),
+        on_generation=OnGeneration.DIFFERENCE,
+    )
+    # Without the markers of data sets, which have no key.
+    own = (change for change in changes if change.key)
+    return [[change.version, str(change.type), change.value] for change in deque(own, HISTORY_MAX)]
 
 
 @TABLE.slow(
@@ -243,22 +276,63 @@ def stream_space(session: Session, stream: bytes, role: Role = Role.READ) -> Spa
     return session.door.spaces.find(name)
 
 
+class SwapEntry(NamedTuple):
+    """An entry that comes where a data set was published, in the stream of a namespace."""
+
+    site: int
+    namespace: int
+    reaction: OnGeneration
+    entry: EntryId
+
+
+# The place from which an entry is found, and how many entries of its commit come before that.
+_swap_places: Final[Places[SwapEntry, tuple[Resolved, int]]] = Places()
+
+
 def read_entries(
-    session: Session, space: Space, start: EntryId, end: EntryId
+    session: Session,
+    space: Space,
+    start: EntryId,
+    end: EntryId,
+    on_generation: OnGeneration | None = None,
 ) -> Iterator[tuple[EntryId, list[Any]]]:
     """The entries from an id to another, both inclusive."""
-    site = session.door.spaces.site
-    since = start.version - 1 if start.version else site.host.retention.oldest_version(space.name)
-    last, index = 0, 0
+    site, reaction = session.door.spaces.site, on_generation or session.on_generation
+    found = SwapEntry(site.id, space.namespace.id, reaction, start)
     # From the beginning means from the oldest change that is kept; any other place must still be there.
-    for change in site.changes(space.name, since=since):
-        index = index + 1 if change.version == last else 0
-        last = change.version
-        entry = EntryId(change.version, index)
-        if entry > end:
-            return
-        if entry >= start:
-            yield entry, render_entry(entry, change)
+    since = start.version - 1 if start.version else site.host.retention.oldest_version(space.name)
+    place: Version | Resolved
+    place, before = _swap_places.find(found) or (since, 0)
+    last, index, entry = start.version if before else 0, before - 1, None
+    goes_on = reaction is not OnGeneration.FAIL
+    try:
+        for change in site.changes(space.name, since=place, resolved_markers=goes_on, on_generation=reaction):
+            if isinstance(change, Resolved):
+                place, before = change, index + 1
+                continue
+            assert isinstance(change, Change)
+            index = index + 1 if change.version == last else 0
+            last = change.version
+            entry = EntryId(change.version, index)
+            if entry > end:
+                return
+            if entry >= start:
+                yield entry, render_entry(entry, change)
+    finally:
+        if entry is not None and isinstance(place, Resolved) and place.snapshot is not None:
+            following = EntryId(entry.version, entry.number + 1)
+            _swap_places.keep(found._replace(entry=following), (place, before))
+
+
+def take_entries(entries: Iterator[Item], count: int) -> list[Item]:
+    """The next entries.  Those before a data set are replied, and its error comes with the next call."""
+    found: list[Item] = []
+    try:
+        found.extend(islice(entries, count))
+    except GenerationSwapped:
+        if not found:
+            raise
+    return found
 
 
 def render_entry(entry: EntryId, change: Change) -> list[Any]:
@@ -285,7 +359,7 @@ def read_range(session: Session, arguments: Arguments) -> object:
         if not (last.startswith(b"(") and number == end)
     )
     count = read_options(arguments[4:], (b"COUNT",)).get(b"COUNT", b"%d" % PAGE_ROWS_MAX)
-    return [*islice(entries, max(0, min(integer(count), PAGE_ROWS_MAX)))]
+    return take_entries(entries, max(0, min(integer(count), PAGE_ROWS_MAX)))
 
 
 @TABLE.slow(
@@ -315,7 +389,7 @@ def read_stream(session: Session, arguments: Arguments) -> object:
     def read() -> object:
         found: dict[bytes, list[Any]] = {}
         for stream, space, start in starts:
-            entries = [entry for _, entry in islice(read_entries(session, space, start, LAST), count)]
+            entries = [entry for _, entry in take_entries(read_entries(session, space, start, LAST), count)]
             if entries:
                 found[stream] = entries
         # A map in RESP3, and pairs in RESP2.
@@ -354,7 +428,7 @@ def describe_stream(session: Session, arguments: Arguments) -> object:
     if word(arguments[1]) != b"STREAM":
         raise CommandError("ERR only XINFO STREAM is here")
     space = stream_space(session, arguments[2])
-    first = next(read_entries(session, space, FIRST, LAST), None)
+    first = next(read_entries(session, space, FIRST, LAST, OnGeneration.DIFFERENCE), None)
     version = session.door.spaces.site.resolved_version()
     return {
         "last-generated-id": f"{version}-0",

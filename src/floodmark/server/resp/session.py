@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 from floodmark.model.access import Role
 from floodmark.model.errors import NamespaceNotFound, NotAuthenticated
+from floodmark.model.stream import OnGeneration
 from floodmark.model.version import Version
 from floodmark.server.access import Access, Caller
 from floodmark.server.counters import ServerMetrics
@@ -48,7 +49,7 @@ class Later(NamedTuple):
 class UseGroup(Protocol):
     """The consumer groups of the server."""
 
-    def use(self, space: Space, name: str, act: Callable[[Any], Any]) -> Any:
+    def use(self, space: Space, name: str, act: Callable[[Any], Any], chosen: OnGeneration | None) -> Any:
         """Act on a group of a namespace."""
 
 
@@ -81,6 +82,8 @@ class Session:
         self.library = [b"", b""]
         self.protocol = RESP2
         self.durable = True
+        # How its streams go on where a data set was published, if it has said so.
+        self.chosen: OnGeneration | None = None
         # The version of the last write.
         self.version: Version = 0
         self.door = door
@@ -105,6 +108,11 @@ class Session:
     def qualify(self) -> Callable[[bytes], bytes] | None:
         """Qualifies the key of a GET that runs as it comes: the client is known, and in no transaction."""
         return None if self.queued is not None or self.records is None else self.records.qualify
+
+    @property
+    def on_generation(self) -> OnGeneration:
+        """How its streams go on where a data set was published."""
+        return self.chosen or OnGeneration.FAIL
 
     # Who it is
 
@@ -174,6 +182,7 @@ class Session:
         self.name = b""
         self.protocol = RESP2
         self.durable = True
+        self.chosen = None
         self.version = 0
         self._space = None
         self.caller = self.records = None

@@ -7,6 +7,7 @@ from typing import Any, Final
 from floodmark.model.access import Role
 from floodmark.model.errors import InvalidArgument, NotAuthenticated
 from floodmark.model.limits import RESP_CONNECTIONS_MAX, VALUE_BYTES_MAX
+from floodmark.model.stream import OnGeneration
 from floodmark.server.logs import auditing_administration
 from floodmark.server.resp.session import QueuedCommands, Session
 from floodmark.server.resp.table import (
@@ -393,6 +394,20 @@ def durability(session: Session, arguments: Arguments) -> object:
             session.durable = False
         case _:
             raise CommandError("ERR durability is fsync or async")
+    return OK
+
+
+@TABLE.session(
+    "FM.GENERATION",
+    2,
+    "ours: `FM.GENERATION fail|difference|snapshot`, how this connection's XREAD and XRANGE, and the groups "
+    "that it makes or revives, go on where a data set was published; `fail` if not given",
+)
+def choose_generation(session: Session, arguments: Arguments) -> object:
+    try:
+        session.chosen = OnGeneration(arguments[1].decode(errors="replace").lower())
+    except ValueError:
+        raise CommandError(f"ERR FM.GENERATION takes one of {', '.join(OnGeneration)}") from None
     return OK
 
 

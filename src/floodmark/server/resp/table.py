@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 from floodmark.model.access import Role
 from floodmark.model.errors import (
     FloodmarkError,
+    GenerationSwapped,
     NotAllowed,
     NotAuthenticated,
     OutcomeUnknown,
@@ -66,6 +67,8 @@ def describe(error: BaseException) -> ErrorReply:
             code = "NOPERM"
         case WrongPolicy():
             code = "WRONGTYPE"
+        case GenerationSwapped():
+            return ErrorReply(f"ERR {error}; a connection chooses with FM.GENERATION")
         case OutcomeUnknown():
             code = "UNKNOWN"
         case Retryable():

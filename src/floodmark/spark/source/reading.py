@@ -390,11 +390,9 @@ def changes_schema(given: Mapping[str, str]) -> StructType:
     return default_schema(CHANGED, metadata=True, value_format=options.value_format)
 
 
-def open_changes_reader(given: Mapping[str, str], schema: StructType) -> DataSourceReader:
+def open_changes_reader(given: Mapping[str, str], schema: StructType) -> ChangesReader:
     """A reader of changes.  Raises InvalidOption or SchemaMismatch."""
     options = read_options(given, CHANGES)
-    if options.on_generation is not OnGeneration.FAIL:
-        options.address.require_url("read over a swap")
     check_schema(schema, CHANGES_COLUMNS, options.value_format)
     return ChangesReader(options, schema)
 
