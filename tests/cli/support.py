@@ -151,14 +151,16 @@ def get_page(url: str) -> str:
         return str(answer.read().decode())
 
 
-def on_terminal(*arguments: str | Path, until: Callable[[str], bool] | None = None) -> str:
+def on_terminal(
+    *arguments: str | Path, until: Callable[[str], bool] | None = None, kind: str = "xterm-256color"
+) -> str:
     """What the command shows where stdout and stderr are a terminal.
 
     If what is shown satisfies `until`, Ctrl-C is pressed.
     """
     master, slave = pty.openpty()
     environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "TERM")}
-    environment |= {"TERM": "xterm-256color", "COLUMNS": "200", "LINES": "50"}
+    environment |= {"TERM": kind, "COLUMNS": "200", "LINES": "50"}
     command = [FLOODMARK, *map(str, arguments)]
     with subprocess.Popen(command, stdout=slave, stderr=slave, env=environment) as process:
         os.close(slave)

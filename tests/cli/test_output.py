@@ -39,6 +39,7 @@ class Screen(io.StringIO):
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Screen:
     """What is seen on a stderr that is a terminal."""
+    monkeypatch.setenv("TERM", "xterm")
     seen = Screen()
     console = Console(file=seen, force_terminal=True, width=100)
     monkeypatch.setattr(progress_module, "console_on", lambda _: console)

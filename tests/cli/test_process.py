@@ -83,6 +83,8 @@ def test_colours_are_for_terminals_only(directory: Path) -> None:
     assert "\x1b[" in on_terminal("scan", directory, "users")
     assert "\x1b[" not in run_process("scan", directory, "users", TERM="xterm-256color").text
     assert "\x1b[" not in on_terminal("scan", directory, "users", "--json")
+    piped = run_process("subscription", "list", directory).text
+    assert on_terminal("subscription", "list", directory, kind="dumb").replace("\r\n", "\n") == piped
 
 
 def test_a_value_cannot_reach_the_terminal_as_an_escape_sequence(directory: Path) -> None:

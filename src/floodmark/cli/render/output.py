@@ -13,6 +13,7 @@ from dataclasses import fields as dataclass_fields
 from dataclasses import is_dataclass
 from datetime import datetime, timedelta
 from enum import Enum
+from functools import partial
 from typing import Any, Final, TextIO, TypeAlias, TypeVar
 
 import msgspec
@@ -163,8 +164,15 @@ def _pairs(fields: Mapping[str, object]) -> Pairs:
 
 
 def console_on(stream: TextIO, *, quiet: bool = False) -> Console:
-    """A console that prints what it is given: nothing in the text is taken for markup."""
-    return Console(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True, quiet=quiet)
+    """A console that prints what it is given: nothing in the text is taken for markup.
+
+    A terminal that cannot draw over what it shows (`TERM=dumb`) gets what a pipe gets.
+    """
+    make = partial(
+        Console, file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True, quiet=quiet
+    )
+    console = make()
+    return make(force_terminal=False) if console.is_dumb_terminal else console
 
 
 def speaks_unicode(stream: TextIO) -> bool:
