@@ -89,9 +89,12 @@ class World:
             self.loading = self.site.host.generations.begin_generation("rows", base, "model")
         except VersionCollected:
             return
-        count = self.random.randrange(len(KEYS))
-        self.rows = dict.fromkeys(self.random.sample(KEYS, count), b"set %d" % self.loading.number)
+        self.draw_rows(self.loading.number)
         self.load()
+
+    def draw_rows(self, number: int) -> None:
+        count = self.random.randrange(len(KEYS))
+        self.rows = dict.fromkeys(self.random.sample(KEYS, count), b"set %d" % number)
 
     def load(self) -> None:
         """Load the data set, in portions, some of them twice."""
@@ -138,7 +141,10 @@ class World:
         keep = self.random.randint(0, self.engine.unsynced)
         self.engine = self.engine.crash(keep=keep)
         self.open()
-        # The publisher goes on: it sends everything again.
+        # The publisher goes on: it sends everything again, or calls again, with other rows.
+        if self.loading is not None and self.random.random() < 0.5:
+            self.loading = self.site.host.generations.begin_generation("rows", 0, "model")
+            self.draw_rows(self.loading.number)
         self.load()
 
     def collect(self) -> None:

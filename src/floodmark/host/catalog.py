@@ -293,12 +293,22 @@ class Catalog:
             self._storage.drop(encode_namespace(row.id))
 
     def begin_generation(
-        self, row: NamespaceRow, base: Version, publisher: str, *, source: int | None, origin: int
+        self,
+        row: NamespaceRow,
+        base: Version,
+        publisher: str,
+        *,
+        source: int | None,
+        origin: int,
+        now: Version,
     ) -> None:
-        """Add a generation that is loading."""
+        """Add a generation that is loading.  One that was loading until now has ended."""
         with self._storage.settled():
             self._storage.require_wanted()
-            generations = row.generations or [row.present]
+            generations = [
+                msgspec.structs.replace(each, until=now) if each is row.loading else each
+                for each in row.generations or [row.present]
+            ]
             number = max(each.number for each in generations) + 1
             begun = GenerationRow(
                 number=number,

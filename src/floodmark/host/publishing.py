@@ -43,7 +43,7 @@ from floodmark.columns.pairs import Pairs
 from floodmark.engine import WriteRow
 from floodmark.feed.reading.columns import Columns
 from floodmark.feed.reading.reader import ChangeReader, gather_lines
-from floodmark.host.catalog import GenerationRow, NamespaceRow, Rewound, stored, with_changes
+from floodmark.host.catalog import GenerationRow, GenerationState, NamespaceRow, Rewound, stored, with_changes
 from floodmark.host.parts import LocalPort, SiteParts
 from floodmark.merge.policies import LAST_WRITE
 from floodmark.model.errors import (
@@ -97,30 +97,24 @@ class LocalGenerations(LocalPort):
     ) -> GenerationRow:
         with self._lock:
             row = self._require_publishable(namespace, everywhere=origin is not None)
-            origin = origin or self._node.site_id
-            loading = row.loading
-            if loading is not None and loading.publisher == publisher and origin != self._node.site_id:
-                # The site that the stamps name keeps the publisher's place; this may be another one.
-                if loading.stamp != encode_stamp(base, origin):
-                    self.drop_generation(namespace, loading.number)
-                loading = row.loading
-            if loading is not None and loading.publisher == publisher:
-                if base not in (0, loading.base) or origin != loading.origin:
+            origin, left = origin or self._node.site_id, row.loading
+            if left is not None and left.publisher != publisher:
+                raise PublicationConflict(
+                    f"generation {left.number} of {namespace!r} is being published by "
+                    f"{left.publisher!r}; wait for its end, or drop it",
+                    namespace=namespace,
+                    generation=left.number,
+                )
+            if left is not None and origin == self._node.site_id:
+                # The site that the stamps name keeps the publisher's base; this may be another one.
+                if base not in (0, left.base) or origin != left.origin:
                     raise PublicationConflict(
                         f"publisher {publisher!r} has begun to publish {namespace!r} as of version "
-                        f"{loading.base}, and cannot go on as of {base}; leave the base out, or drop "
-                        f"generation {loading.number} first",
+                        f"{left.base}, and cannot go on as of {base}; leave the base out, or drop "
+                        f"generation {left.number} first",
                         namespace=namespace,
                     )
-                self._hold(row, loading.position)
-                return loading
-            if loading is not None:
-                raise PublicationConflict(
-                    f"generation {loading.number} of {namespace!r} is being published by "
-                    f"{loading.publisher!r}; wait for its end, or drop it",
-                    namespace=namespace,
-                    generation=loading.number,
-                )
+                base = left.base
             if base:
                 self._node.observe(base)
                 self._require_later(row, base)
@@ -130,8 +124,17 @@ class LocalGenerations(LocalPort):
     def _begin(
         self, row: NamespaceRow, base: Version, publisher: str, *, source: int | None, origin: int
     ) -> GenerationRow:
+        """Begin a generation, in the place of what an earlier call of the same publisher has left.
+
+        The rows of that may be others.
+        """
         self._hold(row, base)
-        self._catalog.begin_generation(row, base, publisher, source=source, origin=origin)
+        with self._loads:
+            now = self._node.clock.now()
+            self._catalog.begin_generation(row, base, publisher, source=source, origin=origin, now=now)
+        for each in row.generations:
+            if each.state is GenerationState.ENDED:
+                self.remove_generation(row, each)
         loading = row.loading
         assert loading is not None
         return loading
@@ -156,7 +159,7 @@ class LocalGenerations(LocalPort):
         now_ms = self._node.clock.time_source()
         if now_ms - self._renewed_at_ms > _RENEWED_EVERY_MS:
             with self._lock:
-                self._hold(row, generation.position)
+                self._hold(row, generation.base)
         version = encode_version(generation.base)
         engine_keys = [prefix + version for prefix in encode_prefixes(rename_keys(keys, generation.id))]
         self._load(row, number, engine_keys, list(values))
@@ -323,7 +326,8 @@ class LocalGenerations(LocalPort):
                 position = batch.through
                 if node.clock.time_source() - begun_ms > PASS_MS_MAX:
                     break
-            self._hold(row, position)
+            # A publisher that goes on begins with the base again.
+            self._hold(row, generation.base)
             with node.storage.settled():
                 self._require_loading(row, number)
                 self._catalog.change_generation(
