@@ -149,6 +149,16 @@ def test_a_publisher_that_goes_on_keeps_its_base_and_leaves_none_of_its_earlier_
     assert [each.number for each in site.generations.list("users")] == [1, published.generation]
 
 
+def test_records_are_compared_as_of_a_version_before_a_swap(site: Site) -> None:
+    users = site.create_namespace("users")
+    users.put_many({b"ada": b"1", b"bob": b"1"})
+    base = site.now()
+    at = site.now()
+    site.generations.publish("users", {b"ada": b"2", b"eve": b"2"}, base=base)
+    found = site.host.verification.find_records("users", [b"ada", b"bob", b"eve"], at, False)
+    assert [each and each.stored[:-1] for each in found] == [b"1", b"1", None]
+
+
 def test_a_late_task_changes_nothing_once_the_generation_is_read(site: Site) -> None:
     users = site.create_namespace("users")
     generation = site.host.generations.begin_generation("users", 0, "test")

@@ -18,11 +18,13 @@ from floodmark.model.version import Version
 from floodmark.partition.commit.commit import Decide, Mint, Writes
 from floodmark.partition.commit.merging import stamp_of
 from floodmark.partition.families import DATA
+from floodmark.partition.generations import as_of
 from floodmark.partition.read.stamps import newest_rows
 
 
 def find_rows(engine: Engine, prefixes: Sequence[bytes], at: Version) -> list[Row | None]:
     """The newest stored version at or below `at` under each of some encoded keys, which are in order."""
+    engine = as_of(engine, at)
     rows = newest_rows(engine, prefixes)
     for index, row in enumerate(rows):
         if row is not None and decode_version(row[0]) > at:
