@@ -91,12 +91,19 @@ class GenerationPort(Protocol):
 
     @Action(Role.REPLICATE, Scope.NAMESPACE, audited=True, repeatable=True)
     def begin_generation(
-        self, namespace: str, base: Version, publisher: str, origin: int | None = None
+        self,
+        namespace: str,
+        base: Version,
+        publisher: str,
+        origin: int | None = None,
+        brought: bool = False,
     ) -> GenerationRow:
         """Begin to publish data of a version, or of now if it is 0; the same publisher goes on.
 
         For a namespace that is shared, `origin` is the site whose stamps the rows get at all sites.  Raises
-        PublicationConflict if another publisher is at work.
+        PublicationConflict if another publisher is at work, and VersionCollected if changes made since the
+        base are gone from the change log.  That does no harm to rows that are `brought` from a site that had
+        them all.
         """
 
     @Action(Role.REPLICATE, Scope.NAMESPACE, audited=True, repeatable=True, lengthy=True)

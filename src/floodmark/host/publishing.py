@@ -63,6 +63,7 @@ from floodmark.partition.commit.entering import WriteKind
 from floodmark.partition.commit.expiry_index import index_rows, may_expire
 from floodmark.partition.families import DATA
 from floodmark.partition.generations import GenerationsEngine, below, place
+from floodmark.partition.node import Node
 
 # A publication of which nothing was heard for so long is over.
 PUBLISHING: Final = timedelta(hours=1)
@@ -93,7 +94,12 @@ class LocalGenerations(LocalPort):
     # From begin to swap
 
     def begin_generation(
-        self, namespace: str, base: Version, publisher: str, origin: int | None = None
+        self,
+        namespace: str,
+        base: Version,
+        publisher: str,
+        origin: int | None = None,
+        brought: bool = False,
     ) -> GenerationRow:
         with self._lock:
             row = self._require_publishable(namespace, everywhere=origin is not None)
@@ -117,7 +123,7 @@ class LocalGenerations(LocalPort):
                 base = left.base
             if base:
                 self._node.observe(base)
-                self._require_later(row, base)
+                self._require_later(row, base, 0 if brought else self._node.retention.trimmed_version())
             base = base or self._node.committer.read_version()
             return self._begin(row, base, publisher, source=None, origin=origin)
 
@@ -310,14 +316,14 @@ class LocalGenerations(LocalPort):
         node.committer.sync()
         resolved = node.committer.resolve(qualify_range(row.id))
         replayed, position, begun_ms = 0, generation.position, node.clock.time_source()
-        if position < (loaded := node.retention.loaded_version(row.id)):
-            # What a new or restored site was loaded with is not in its change log.
+        if position < (begin := _log_begin(self._node, row)):
+            # What the change log lacks is taken from the records.  Of a key only the newest counts.
             for engine_keys, values in self._stored_records(row.present):
                 keys, versions = _decode(row, engine_keys)
                 copied = _above_base(keys, values, versions, generation, node.site_id)
                 self._store(row, number, _rows(generation, *copied))
                 replayed += len(copied[0])
-            position = min(loaded, resolved)
+            position = min(begin, resolved)
         if resolved > position:
             for batch in self._changes(row, position, resolved, None):
                 copied = _above_base(batch.keys, batch.values, batch.versions, generation, node.site_id)
@@ -431,9 +437,9 @@ class LocalGenerations(LocalPort):
             )
         return generation
 
-    def _require_later(self, row: NamespaceRow, base: Version) -> None:
+    def _require_later(self, row: NamespaceRow, base: Version, trimmed: Version) -> None:
         """Refuse a base from which not all changes are to be had."""
-        present, trimmed = row.present, self._node.retention.trimmed_version()
+        present = row.present
         if base < max(present.base, trimmed):
             known = (
                 f"that of generation {present.number}" if present.base > trimmed else "the change log begins"
@@ -465,7 +471,7 @@ class LocalGenerations(LocalPort):
         return self._catalog.get(name)
 
     def _hold(self, row: NamespaceRow, version: Version) -> None:
-        version = max(version, self._node.retention.loaded_version(row.id))
+        version = max(version, _log_begin(self._node, row))
         self._site.safe_points.hold(_safe_point(row), version, PUBLISHING, row.id)
         self._renewed_at_ms = self._node.clock.time_source()
 
@@ -490,6 +496,14 @@ def require_last_write(row: NamespaceRow) -> None:
             "merges by 'last_write'",
             namespace=row.name,
         )
+
+
+def _log_begin(node: Node, row: NamespaceRow) -> Version:
+    """The version above which all changes of a namespace are in the change log.
+
+    What a new or restored site was loaded with is not.
+    """
+    return max(node.retention.loaded_version(row.id), node.retention.trimmed_version())
 
 
 def _safe_point(row: NamespaceRow) -> str:

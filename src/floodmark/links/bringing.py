@@ -6,6 +6,9 @@ stamp: as of a version, the source has all of them but those that were written s
 comes as changes.  So the target waits until its links have brought all that the source had at that version;
 then it loads the rows, copies its changes since the base, and swaps as a publisher does.
 
+Its change log may begin above the base by then.  What it has deleted since, and forgotten, was known at all
+sites before, and so are the rows of the source free of it.
+
 If a publisher dies between the first swap and the last, the links of the sites that have swapped finish its
 work.  They load the rows once more, for it may have left a site before that had all of them.
 """
@@ -45,7 +48,9 @@ def _bring(source: Host, target: Host, part: NamespaceStep) -> None:
     publisher = f"the data set of {present.base} from site {present.origin}"
     loading = target.namespaces.find_namespace(part.name).loading
     if loading is None or loading.stamp != part.data_set:
-        loading = target.generations.begin_generation(part.name, present.base, publisher, present.origin)
+        loading = target.generations.begin_generation(
+            part.name, present.base, publisher, present.origin, brought=True
+        )
     rows = _load(source, target, part, GenerationStream(part.target_id, loading.number))
     generations = Generations(lambda: target, publisher)
     generations.finish(part.name, [loading.number], keep=KEPT_GENERATIONS, rows=rows)
