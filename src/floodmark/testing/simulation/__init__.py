@@ -8,13 +8,14 @@ when everything has healed, all sites must hold the same (`convergence.py`).
     python -m floodmark.testing.simulation --seed 17
 """
 
-from floodmark.testing.simulation.faults import FAULTS, PlantedFault, plant
+from floodmark.testing.simulation.faults import FAULTS, PUBLISHING_FAULTS, PlantedFault, plant
 from floodmark.testing.simulation.history import Violation
 from floodmark.testing.simulation.runner import Failure, Success, first_failure, run_seed
 from floodmark.testing.simulation.world import World
 
 __all__ = [
     "FAULTS",
+    "PUBLISHING_FAULTS",
     "Failure",
     "PlantedFault",
     "Success",

@@ -3,7 +3,7 @@
 import sys
 from argparse import ArgumentParser
 
-from floodmark.testing.simulation.faults import FAULTS
+from floodmark.testing.simulation.faults import FAULTS, PUBLISHING_FAULTS
 from floodmark.testing.simulation.runner import Failure, run_seed
 from floodmark.testing.simulation.world import STEPS
 
@@ -14,10 +14,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--seeds", type=int, default=1, help="how many seeds, one after the other")
     parser.add_argument("--steps", type=int, default=STEPS, help="how long each one lives")
-    parser.add_argument("--fault", choices=sorted(FAULTS), help="plant a fault, to see it found")
+    parser.add_argument(
+        "--fault", choices=sorted(FAULTS | PUBLISHING_FAULTS), help="plant a fault, to see it found"
+    )
+    parser.add_argument("--publishes", action="store_true", help="publish data sets")
     options = parser.parse_args(arguments)
     for seed in range(options.seed, options.seed + options.seeds):
-        outcome = run_seed(seed, steps=options.steps, fault=options.fault)
+        outcome = run_seed(seed, steps=options.steps, fault=options.fault, publishes=options.publishes)
         print(outcome)
         if isinstance(outcome, Failure):
             return 1

@@ -132,6 +132,9 @@ class AtomicReader:
             {change.key: version for change in commit}
             for version, commit in groupby(batched, attrgetter("version"))
         ]
+        # A data set is found as a whole, too.
+        swaps = [each.version for each in chronicle.swaps if each.version <= read.until]
+        batches += [{each.key: swap for each in changes if each.version == swap} for swap in swaps]
         fracture = find_fracture(seen, batches)
         if fracture is not None:
             raise Violation(

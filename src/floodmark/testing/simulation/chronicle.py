@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import groupby, pairwise
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
-from floodmark.codec.stamps import encode_stamp, find_origins, stamp_version
+from floodmark.codec.stamps import NO_STAMP, encode_stamp, find_origins, stamp_version
 from floodmark.codec.states import decode_state, live_value
-from floodmark.codec.values import IN_BATCH, decode_value
+from floodmark.codec.values import IN_BATCH, TOMBSTONE, decode_value
 from floodmark.merge.policies import MergePolicy
 from floodmark.merge.states import merge_states, stamps_of
 from floodmark.model.version import Version, physical_ms
 from floodmark.testing.simulation.history import Key, Violation, show_version
-from floodmark.testing.simulation.workload import Check
+from floodmark.testing.simulation.workload import KEYS, Check
 
 
 class WriteOutcome(StrEnum):
@@ -65,6 +65,17 @@ class SeenChange(NamedTuple):
     """What the record was after the change, for the chronicle alone."""
 
 
+# The rows of a data set as they are stored, by key.
+DataSet: TypeAlias = Mapping[bytes, bytes]
+
+
+class SeenSwap(NamedTuple):
+    """A data set that was published: the version of its swap, and the stamp of its rows."""
+
+    version: Version
+    stamp: bytes
+
+
 @dataclass
 class Chronicle:
     """The commits of one site up to `through`."""
@@ -85,6 +96,7 @@ class Chronicle:
         self._stamps: dict[Key, bytes] = {}
         self._copies: dict[tuple[bytes, str], Version] = {}
         self._records: dict[Key, bytes] = {}
+        self.swaps: list[SeenSwap] = []
         self.totals: dict[Key, int] = {}
         """What was added at this site to each counter, all in all."""
 
@@ -151,6 +163,38 @@ class Chronicle:
             self.changes += [seen._replace(whole=self._records[seen.key]) for seen in changes]
         self.through = through
         self._judge()
+
+    def cross(self, told: list[SeenChange], swap: SeenSwap, rows: DataSet) -> None:
+        """Take what a reader was told where a data set was published in the first namespace.
+
+        The data set is there, and all that was written above its stamp.
+        """
+        at_ms, changed = physical_ms(swap.version), {seen.key: seen.stored for seen in told}
+        for key in [Key(NAMESPACES[0], key) for key in KEYS]:
+            before, stamp = self._records.get(key), self._stamps.get(key, NO_STAMP)
+            expected = before if stamp > swap.stamp else rows.get(key.key)
+            found = changed.get(key, before)
+            if found is not None and expected is not None:
+                differs = live_record(found, at_ms) != live_record(expected, at_ms)
+            else:
+                differs = live_value(found or expected or TOMBSTONE, at_ms) is not None
+            if differs:
+                raise Violation(
+                    "4",
+                    self.site,
+                    f"{key} is {found!r} after a data set was published, and should be {expected!r}",
+                    keys=[key],
+                    version=swap.version,
+                )
+            self._records[key] = expected or TOMBSTONE
+            self._stamps[key] = max(stamp, swap.stamp)
+        self.changes += [seen._replace(whole=self._records[seen.key]) for seen in told]
+        self.swaps.append(swap)
+        self.through = swap.version
+
+    def data_set_at(self, version: Version) -> bytes:
+        """The stamp of the data set that is read as of a version."""
+        return next((each.stamp for each in reversed(self.swaps) if each.version <= version), NO_STAMP)
 
     def _check_commit(self, version: Version, commit: list[SeenChange]) -> None:
         origins = find_origins([seen.stored for seen in commit])
@@ -274,6 +318,12 @@ def _agree(before: SeenChange, now: SeenChange) -> bool:
         return before.stored == now.stored
     at_ms = physical_ms(before.version)
     return now.exact or live_value(before.whole, at_ms) == live_value(now.stored, at_ms)
+
+
+def live_record(stored: bytes, at_ms: int) -> tuple[bytes | None, int | None]:
+    """What a reader finds of a record at a time: its value, and when that expires."""
+    record = decode_value(stored)
+    return (None, None) if record.is_dead_at(at_ms) else (record.value, record.expires_at)
 
 
 def _joined(seen: SeenChange, record: bytes | None) -> bytes:

@@ -9,13 +9,14 @@ from collections.abc import Collection, Iterator, Sequence
 from functools import reduce
 from typing import Final, TypeAlias
 
+from floodmark.codec.stamps import NO_STAMP, encode_stamp, stamp_version
 from floodmark.codec.states import decode_state, encode_state, live_value
 from floodmark.codec.values import decode_value, encode_value
 from floodmark.merge.parts import prune_state
 from floodmark.merge.states import merge_states, stamps_of
 from floodmark.model.change import Stamp
 from floodmark.model.version import VERSION_MAX, Version, compose, physical_ms
-from floodmark.testing.simulation.chronicle import NAMESPACES, POLICIES, Chronicle, qualified
+from floodmark.testing.simulation.chronicle import NAMESPACES, POLICIES, Chronicle, DataSet, qualified
 from floodmark.testing.simulation.copies import SiteCopy
 from floodmark.testing.simulation.history import Key, Violation, show_version
 from floodmark.testing.simulation.sites import SimulatedSite, embedded
@@ -28,14 +29,19 @@ Writing: TypeAlias = tuple[Stamp, bytes]
 
 
 def check_convergence(
-    sites: Sequence[SimulatedSite], now_ms: int, lost: bool = False, copies: Collection[SiteCopy] = ()
+    sites: Sequence[SimulatedSite],
+    now_ms: int,
+    lost: bool = False,
+    copies: Collection[SiteCopy] = (),
+    published: tuple[bytes, DataSet] = (NO_STAMP, {}),
 ) -> None:
     """Compare the sites with each other, and with what was written.
 
     `lost` says that there are sites which cannot tell any more what they wrote, and `copies` from which
-    copies such were restored.
+    copies such were restored.  `published` is the newest data set with its stamp.
     """
     written = _find_written(sites)
+    _replace_older(written, *published)
     if lost:
         _add_known(written, sites, copies)
     for key in ALL_KEYS:
@@ -81,6 +87,14 @@ def _find_written(sites: Sequence[SimulatedSite]) -> dict[Key, list[Writing]]:
         for key, writing in _own_writes(site.chronicle):
             written.setdefault(key, []).append(writing)
     return written
+
+
+def _replace_older(written: dict[Key, list[Writing]], stamp: bytes, rows: DataSet) -> None:
+    """Replace what was written up to the stamp of a data set by its rows."""
+    for key in [Key(NAMESPACES[0], key) for key in KEYS] if stamp else ():
+        newer = [each for each in written.get(key, []) if encode_stamp(each[0].version, each[0].site) > stamp]
+        row = [(Stamp(stamp_version(stamp), 0), rows[key.key])] if key.key in rows else []
+        written[key] = newer + row
 
 
 def _add_known(

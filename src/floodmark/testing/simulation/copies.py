@@ -5,12 +5,10 @@ stamps, the watermark at that version, and the collected horizon.  What a copy's
 other sites for as long as the copy is of use: in the world that is what the retention of a namespace is for.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from random import Random
 from typing import Final, NamedTuple, TypeVar
-
-import pyarrow
 
 from floodmark.codec.ordered import qualify_range
 from floodmark.codec.records import add_origins
@@ -43,17 +41,6 @@ class DistantMember(DistantSite):
     def __init__(self, network: Carrier, place: str, site: SimulatedSite) -> None:
         super().__init__(network, place, site)
         self.site = site
-
-    @property
-    def router(self) -> "DistantMember":
-        """This one knows the way."""
-        return self
-
-    def scan_records(
-        self, keys: KeyRange, at: Version, *, dead: bool = False
-    ) -> Iterator[pyarrow.RecordBatch]:
-        """Read records, all in one call."""
-        return iter(self._ask(lambda host: list(host.router.scan_records(keys, at, dead=dead))))
 
     def reading(self, version: Version, namespace: int) -> AbstractContextManager[object]:
         """Nothing is collected between two calls that follow each other at once."""

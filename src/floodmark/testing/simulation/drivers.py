@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final, TypeVar
 
+import pyarrow
+
 from floodmark.host.directory import Identity
 from floodmark.host.ports import Host
 from floodmark.links.applying import Applier
+from floodmark.links.bringing import bring_data_sets
 from floodmark.links.reading import Piece, read_pieces, whole_step
 from floodmark.links.steps import plan_step, run_step
 from floodmark.model.errors import (
@@ -25,7 +28,7 @@ from floodmark.model.errors import (
     VersionCollected,
 )
 from floodmark.model.format import FORMAT
-from floodmark.model.partition import ApplyStream, WriteStream
+from floodmark.model.partition import ApplyStream, GenerationStream, WriteStream
 from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version
@@ -79,16 +82,28 @@ class DistantSite(DistantPorts):
 
         self._ask(hold)
 
+    @property
+    def router(self) -> "DistantSite":
+        """This one knows the way."""
+        return self
+
+    def scan_records(
+        self, keys: KeyRange, at: Version, *, dead: bool = False
+    ) -> Iterator[pyarrow.RecordBatch]:
+        """Read records, all in one call."""
+        return iter(self._ask(lambda host: list(host.router.scan_records(keys, at, dead=dead))))
+
     def changes(self, request: ChangesRequest) -> Iterator[ChangeBatch]:
         """Read changes."""
         return iter(self._ask(lambda host: list(host.changes(request))))
 
-    def write_stream(self, command: ApplyStream) -> WriteStream:
+    def write_stream(self, command: ApplyStream | GenerationStream) -> WriteStream:
         """A stream each of whose batches is a call of its own."""
 
         def send(rows: Mapping[bytes, bytes]) -> int:
             def deliver() -> int:
-                self._site.note_arrival(rows)
+                if isinstance(command, ApplyStream):
+                    self._site.note_arrival(rows)
                 return self._site.call_host(lambda host: host.write_stream(command).send(rows).result())
 
             return self._call(deliver)
@@ -181,7 +196,9 @@ class Link:
     def run_step(self) -> None:
         """Take one whole step to the present at once."""
         source, target = (end.host for end in self.ends())
-        run_step(source, target, self.plan(None))
+        step = self.plan(None)
+        bring_data_sets(source, target, step)
+        run_step(source, target, step)
 
 
 class Driver:
@@ -227,6 +244,9 @@ class Driver:
         random = self._random
         changes_max = random.randint(1, CHANGES_MAX) if random.random() < 0.3 else None
         step = self._step = self._link.plan(changes_max)
+        if any(each.data_set for each in step.namespaces):
+            yield
+            bring_data_sets(self._source.host, self._target.host, step)
         if step.is_empty:
             return
         yield

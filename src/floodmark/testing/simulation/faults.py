@@ -8,6 +8,7 @@ has its canaries here; they are switched on by a test, or to look at what a faul
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pkgutil import resolve_name
 from typing import Any, Final, NamedTuple
 from unittest.mock import patch
@@ -33,8 +34,8 @@ class PlantedFault(NamedTuple):
 
 
 def plant(name: str, faults: Mapping[str, PlantedFault] | None = None) -> AbstractContextManager[object]:
-    """Let a fault be there while a block runs; one of `FAULTS`, unless others are given."""
-    fault = (FAULTS if faults is None else faults)[name]
+    """Let a fault be there while a block runs; one of this module, unless others are given."""
+    fault = (FAULTS | PUBLISHING_FAULTS if faults is None else faults)[name]
     owner = resolve_name(fault.owner)
     return patch.object(owner, fault.function, fault.replace(getattr(owner, fault.function)))
 
@@ -195,7 +196,7 @@ def _resolved_after(original: Callable[..., Any]) -> Callable[..., Any]:
     return read_batches
 
 
-FAULTS: Final[Mapping[str, PlantedFault]] = {
+FAULTS: Final[dict[str, PlantedFault]] = {
     "resolved-too-high": PlantedFault(
         "a resolved version one too high",
         "floodmark.partition.floors:Floors",
@@ -369,5 +370,69 @@ FAULTS: Final[Mapping[str, PlantedFault]] = {
         "floodmark.partition.beating",
         "drain_sums",
         _one_too_many,
+    ),
+}
+
+
+def _loads_most(original: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda dataset, places, *rest: original(dataset, places[: max(1, len(places) - 1)], *rest)
+
+
+def _from_the_present(original: Callable[..., Any]) -> Callable[..., Any]:
+    def begin_generation(generations: Any, row: Any, *rest: Any, **named: Any) -> None:
+        original(generations, row, *rest, **named)
+        loading = row.loading
+        generations.change_generation(row, loading.number, position=named["now"])
+
+    return begin_generation
+
+
+def _earlier(original: Callable[..., Any]) -> Callable[..., Any]:
+    def cross(request: Any, swap: Any, *rest: Any) -> Iterator[Any]:
+        at = swap.version
+        for batch in original(request, swap._replace(version=at - (1 << 22)), *rest):
+            versions = [at] * len(batch.versions)
+            yield replace(batch, through=batch.through + (1 << 22), versions=versions)
+
+    return cross
+
+
+# Of a world that publishes data sets.
+PUBLISHING_FAULTS: Final[dict[str, PlantedFault]] = {
+    "swap-unloaded": PlantedFault(
+        "a data set is read at a site that has not loaded it",
+        "floodmark.site.generations",
+        "_load",
+        _loads_most,
+    ),
+    "replay-late": PlantedFault(
+        "the replay of changes starts after the base",
+        "floodmark.host.catalog:Catalog",
+        "begin_generation",
+        _from_the_present,
+    ),
+    "older-comes-back": PlantedFault(
+        "a link brings changes that a data set has replaced",
+        "floodmark.partition.partition",
+        "published_stamps",
+        _always(None),
+    ),
+    "difference-early": PlantedFault(
+        "the difference of two data sets is computed at the wrong version",
+        "floodmark.feed.reading.reader",
+        "cross",
+        _earlier,
+    ),
+    "brought-early": PlantedFault(
+        "a link brings a data set before the changes above it",
+        "floodmark.links.bringing",
+        "_has_all",
+        _always(True),
+    ),
+    "swap-unannounced": PlantedFault(
+        "a feed passes over a data set",
+        "floodmark.feed.reading.reader",
+        "end_before_swap",
+        lambda _: lambda _swap, _position, end: end,
     ),
 }

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from floodmark.host.ports import (
+    GenerationPort,
     Host,
     MembershipPort,
     NamespacePort,
@@ -27,6 +28,7 @@ class DistantPorts:
     def __init__(self, ask: Ask) -> None:
         self.namespaces = cast(NamespacePort, _DistantPort(ask, "namespaces"))
         self.versions = cast(VersionPort, _DistantPort(ask, "versions"))
+        self.generations = cast(GenerationPort, _DistantPort(ask, "generations"))
         self.retention = cast(RetentionPort, _DistantPort(ask, "retention"))
         self.membership = cast(MembershipPort, _DistantPort(ask, "membership"))
         self.replication = cast(ReplicationPort, _DistantPort(ask, "replication"))

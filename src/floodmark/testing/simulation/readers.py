@@ -10,12 +10,13 @@ from random import Random
 from typing import Final
 
 from floodmark.codec.ordered import qualify_range
+from floodmark.codec.stamps import encode_stamp
 from floodmark.codec.states import live_value
 from floodmark.codec.values import decode_value
 from floodmark.merge.states import merge_states
 from floodmark.model.change import Stamp
-from floodmark.model.errors import FloodmarkError, VersionCollected
-from floodmark.model.stream import ChangeBatch, ChangesRequest
+from floodmark.model.errors import FloodmarkError, GenerationSwapped, VersionCollected
+from floodmark.model.stream import ChangeBatch, ChangesRequest, OnGeneration, SwapPlace
 from floodmark.model.version import Version
 from floodmark.testing.simulation.chronicle import NAMESPACES, SeenChange
 from floodmark.testing.simulation.history import Key, Violation, show_version
@@ -39,6 +40,8 @@ class FeedReader:
         self._position: Version = 0
         self._stream: Iterator[ChangeBatch] | None = None
         self._life = 0
+        # Parts of records say nothing of a data set.
+        self._goes_on = site.data_sets is not None and not self._partial
 
     def poll(self) -> None:
         """Read on a little, and check what came."""
@@ -47,6 +50,9 @@ class FeedReader:
             return
         try:
             told, since = self._read()
+        except GenerationSwapped:
+            self._check_swapped()
+            return
         except VersionCollected:
             self._check_collected()
             return
@@ -75,6 +81,9 @@ class FeedReader:
             return told, since
         try:
             batches = [self._next_batch(since) for _ in range(self._random.randint(1, POLLS_MAX))]
+            while SwapPlace.decode(batches[-1].snapshot) is not None:
+                # What comes at a swap is one commit.
+                batches.append(self._next_batch(since))
         except FloodmarkError:
             self._stream = None
             raise
@@ -87,12 +96,20 @@ class FeedReader:
         return self._site.read_batch(self._stream)
 
     def _request(self, since: Version) -> ChangesRequest:
+        reaction = OnGeneration.DIFFERENCE if self._goes_on else OnGeneration.FAIL
         if self._namespace is None:
-            return ChangesRequest(since=since, follow=self._follows, partial=self._partial)
+            return ChangesRequest(
+                since=since, follow=self._follows, partial=self._partial, on_generation=reaction
+            )
         number = NAMESPACES.index(self._namespace) + 1
         keys = qualify_range(number)
         return ChangesRequest(
-            keys=keys, namespace=number, since=since, follow=self._follows, partial=self._partial
+            keys=keys,
+            namespace=number,
+            since=since,
+            follow=self._follows,
+            partial=self._partial,
+            on_generation=reaction,
         )
 
     def _save(self) -> None:
@@ -100,6 +117,16 @@ class FeedReader:
         position = self._checkpoint = self._position
         if self._holds:
             self._site.call(lambda site: site.hold_safe_point(self.name, position, lifetime=HOLD))
+
+    def _check_swapped(self) -> None:
+        """A reader that does not go on must have a data set before it."""
+        self._stream = None
+        self._site.extend_chronicle()
+        swaps = [each.version for each in self._site.chronicle.swaps if each.version > self._position]
+        if self._goes_on or not swaps or self._namespace not in (None, NAMESPACES[0]):
+            finding = f"{self.name} ended at a swap behind {show_version(self._position)}"
+            raise Violation("4", self._site.name, finding)
+        self._checkpoint = None
 
     def _check_collected(self) -> None:
         """A reader that holds a safe point must never lose its place, and another only to a collection."""
@@ -190,6 +217,10 @@ class RepeatedReader:
         """Whether a record has taken in a change of a site, if it was first written there."""
         change = decode_value(seen.stored)
         if change.origin is not None or seen.version <= self._site.chronicle.forgotten:
+            return True
+        assert self._version is not None
+        replaced = self._site.chronicle.data_set_at(self._version)
+        if seen.key.namespace == NAMESPACES[0] and encode_stamp(seen.version, source) <= replaced:
             return True
         if record is None:
             return False

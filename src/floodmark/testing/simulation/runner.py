@@ -16,12 +16,14 @@ class Failure(NamedTuple):
     seed: int
     steps: int
     fault: str | None
+    publishes: bool
     violation: Violation
     events: list[str]
 
     def __str__(self) -> str:
         options = f" --steps {self.steps}" * (self.steps != STEPS)
         options += f" --fault {self.fault}" * (self.fault is not None)
+        options += " --publishes" * self.publishes
         return "\n".join(
             [
                 f"seed {self.seed}: {self.violation}",
@@ -48,18 +50,22 @@ class Success(NamedTuple):
         return f"seed {self.seed}: every promise held (history {self.digest})"
 
 
-def run_seed(seed: int, *, steps: int = STEPS, fault: str | None = None) -> Success | Failure:
+def run_seed(
+    seed: int, *, steps: int = STEPS, fault: str | None = None, publishes: bool = False
+) -> Success | Failure:
     """Run one seed, and say what came of it."""
-    world = World(seed)
+    world = World(seed, publishes=publishes)
     try:
         with nullcontext() if fault is None else plant(fault):
             world.run(steps)
     except Violation as violation:
-        return Failure(seed, steps, fault, violation, world.history.concerning(violation))
+        return Failure(seed, steps, fault, publishes, violation, world.history.concerning(violation))
     return Success(seed, world.history.digest())
 
 
-def first_failure(seeds: Iterable[int], *, steps: int = STEPS, fault: str | None = None) -> Failure | None:
+def first_failure(
+    seeds: Iterable[int], *, steps: int = STEPS, fault: str | None = None, publishes: bool = False
+) -> Failure | None:
     """Run seeds until one fails."""
-    outcomes = (run_seed(seed, steps=steps, fault=fault) for seed in seeds)
+    outcomes = (run_seed(seed, steps=steps, fault=fault, publishes=publishes) for seed in seeds)
     return next((outcome for outcome in outcomes if isinstance(outcome, Failure)), None)

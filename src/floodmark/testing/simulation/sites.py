@@ -12,12 +12,14 @@ from datetime import timedelta
 from random import Random
 from typing import Final, TypeVar
 
+from floodmark.codec.ordered import qualify_range
 from floodmark.codec.stamps import find_origins, stamp_version
 from floodmark.engine import WriteRow
+from floodmark.host.catalog import GenerationRow
 from floodmark.host.embedded import EmbeddedHost
 from floodmark.host.ports import Host
 from floodmark.model.errors import Closed, FloodmarkError, OutcomeUnknown, Retryable
-from floodmark.model.stream import ChangeBatch, ChangesRequest, Way
+from floodmark.model.stream import ChangeBatch, ChangesRequest, OnGeneration, Way
 from floodmark.model.version import Version
 from floodmark.replication.topology import Topology
 from floodmark.site import Site, open_engine
@@ -27,8 +29,10 @@ from floodmark.testing.simulation.chronicle import (
     NAMESPACES,
     POLICIES,
     Chronicle,
+    DataSet,
     Intent,
     SeenChange,
+    SeenSwap,
     WriteOutcome,
     unqualified,
 )
@@ -71,6 +75,8 @@ class SimulatedSite:
         """The chronicles of its earlier lives, each of which ended with the loss of all data."""
         self.disk = SimulatedDisk(self)
         self.log_retention: timedelta | None = None
+        self.data_sets: Mapping[bytes, DataSet] | None = None
+        """The data sets of the world by their stamps, if any are published there."""
         self.life = 0
         self._census: Counter[str] = Counter()
         self.is_restarting = False
@@ -266,10 +272,24 @@ class SimulatedSite:
 
     def extend_chronicle(self) -> None:
         """Read on to the present."""
-        told, through = self.read_changes(ChangesRequest(since=self.chronicle.through, partial=True))
-        if through > self.chronicle.through:
+        chronicle = self.chronicle
+        while self.data_sets is not None:
+            row = self.call_host(lambda host: _next_data_set(host, chronicle.through))
+            if row is None:
+                break
+            assert row.since is not None
+            if chronicle.through < row.since - 1:
+                before = ChangesRequest(since=chronicle.through, until=row.since - 1, partial=True)
+                chronicle.extend(*self.read_changes(before))
+            told, through = self.read_changes(_difference_at(row.since))
+            if through < row.since:
+                return
+            chronicle.cross(told, SeenSwap(row.since, row.stamp), self.data_sets[row.stamp])
+            self.count("data sets read")
+        told, through = self.read_changes(ChangesRequest(since=chronicle.through, partial=True))
+        if through > chronicle.through:
             self.announce(through)
-        self.chronicle.extend(told, through)
+        chronicle.extend(told, through)
 
     def check_links(self) -> None:
         """No account of a link may disagree: nothing was lost, doubled or altered on the way."""
@@ -303,8 +323,31 @@ def embedded(host: Host) -> EmbeddedHost:
     return host
 
 
+def _next_data_set(host: Host, through: Version) -> GenerationRow | None:
+    """The first data set that was published above a version."""
+    row = host.namespaces.find_namespace(NAMESPACES[0])
+    swap = row.swap_after(through)
+    return None if swap is None else row.at(swap.version)
+
+
+def _difference_at(version: Version) -> ChangesRequest:
+    """What a data set has changed that is read from a version on."""
+    return ChangesRequest(
+        keys=qualify_range(1),
+        namespace=1,
+        since=version - 1,
+        until=version,
+        on_generation=OnGeneration.DIFFERENCE,
+    )
+
+
 def seen_of(batch: ChangeBatch, *, partial: bool) -> list[SeenChange]:
-    """The changes of a batch; `partial` says that merged records were asked for as they were logged."""
+    """The changes of a batch; `partial` says that merged records were asked for as they were logged.
+
+    The marker of a swap is none.
+    """
+    if batch.is_marker:
+        return []
     scanned = batch.way is Way.SCAN
     logged = partial and not scanned
     return [

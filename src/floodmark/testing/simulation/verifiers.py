@@ -33,7 +33,7 @@ from floodmark.model.errors import (
 )
 from floodmark.model.partition import Content
 from floodmark.model.ranges import KeyRange
-from floodmark.model.stream import ChangesRequest
+from floodmark.model.stream import ChangesRequest, OnGeneration
 from floodmark.model.version import Version
 from floodmark.testing.simulation.chronicle import NAMESPACES, unqualified
 from floodmark.testing.simulation.history import Key, Violation
@@ -69,10 +69,14 @@ class VisitedSite(DistantPorts):
     def changed_keys(self, namespace: str, since: Version, until: Version) -> set[bytes]:
         """Read which keys were written in between."""
         request = ChangesRequest(
-            keys=_keys_of(namespace), namespace=_number_of(namespace), since=since, until=until
+            keys=_keys_of(namespace),
+            namespace=_number_of(namespace),
+            since=since,
+            until=until,
+            on_generation=OnGeneration.DIFFERENCE,
         )
         batches = self._ask(lambda host: list(host.changes(request)))
-        return {unqualified(key).key for batch in batches for key in batch.keys}
+        return {unqualified(key).key for batch in batches if not batch.is_marker for key in batch.keys}
 
     def hold(self, version: Version) -> None:
         """Keep a version for a while."""

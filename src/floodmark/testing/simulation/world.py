@@ -29,6 +29,7 @@ from floodmark.testing.simulation.drivers import Driver, Link
 from floodmark.testing.simulation.history import RunHistory, Violation
 from floodmark.testing.simulation.membership import MembershipChanges
 from floodmark.testing.simulation.network import Network
+from floodmark.testing.simulation.publishing import ROUNDS, Publisher
 from floodmark.testing.simulation.readers import FeedReader, RepeatedReader
 from floodmark.testing.simulation.sites import TROUBLE, SimulatedSite
 from floodmark.testing.simulation.verifiers import Verifier, check_agreement
@@ -43,6 +44,8 @@ SITES: Final = {"oslo": 1, "rome": 2, "bonn": 3}
 PARTITIONS_MAX: Final = 5
 CUT_MS_MAX: Final = 5_000
 GHOST_MS_MAX: Final = 150
+# How often data sets are published, in a world that has any.
+PUBLISHES: Final = 3
 TOPOLOGY: Final = Topology(
     epoch=1,
     sites={name: MemberSite(id=site_id) for name, site_id in SITES.items()},
@@ -66,6 +69,8 @@ class Actions:
             self.drive: climate.drivers,
             self.verify: climate.looks,
         }
+        if world.publisher is not None:
+            self.weights[world.publisher.poll] = PUBLISHES
         self._world = world
         self._numbers = numbers
         self._verifier = verifier
@@ -137,8 +142,11 @@ class Actions:
 class World:
     """A run of one seed."""
 
-    def __init__(self, seed: int, changes: bool | None = None) -> None:
-        """`changes` says whether sites join, are lost and go; else that is drawn as well."""
+    def __init__(self, seed: int, changes: bool | None = None, *, publishes: bool = False) -> None:
+        """`changes` says whether sites join, are lost and go; else that is drawn as well.
+
+        In a world that `publishes` data sets, they do not.
+        """
         self.random = Random(seed)
         self.history = RunHistory()
         self.time = SimulatedTime()
@@ -152,7 +160,12 @@ class World:
         self.topology = TOPOLOGY
         self.copies: dict[str, SiteCopy] = {}
         # Drawn apart: in a world without such changes everything else is as it was.
-        self._membership = MembershipChanges(self, Random(f"membership {seed}"), changes)
+        self._membership = MembershipChanges(
+            self, Random(f"membership {seed}"), False if publishes else changes
+        )
+        self.publisher: Publisher | None = None
+        if publishes:
+            self.publisher = Publisher(self.sites, self.network, Random(f"publisher {seed}"), self._act)
         for site in self.sites:
             self._adapt(site)
         self.links = [
@@ -192,6 +205,11 @@ class World:
             self._pass_time(self.random.randint(0, STEP_MS_MAX))
             self.random.choices(actions, weights)[0]()
 
+    def _act(self) -> None:
+        """Let something happen while a publisher is at work."""
+        self._pass_time(self.random.randint(0, STEP_MS_MAX))
+        self.random.choices(list(self._actions), list(self._actions.values()))[0]()
+
     def _begin(self) -> None:
         for site in self.sites:
             site.time.jump(self.random, far=False)
@@ -220,6 +238,7 @@ class World:
     def _adapt(self, site: SimulatedSite) -> None:
         """Let a site live in this climate."""
         site.log_retention = self.climate.log_retention
+        site.data_sets = None if self.publisher is None else self.publisher.data_sets
         # What is copied from a third site comes key by key.
         site.chronicle.copies_are_whole = not self.climate.in_parts and not self._membership.loses_data
 
@@ -320,12 +339,20 @@ class World:
         # A site that came only now has a disk that may still fail.
         for site in self.sites:
             self._heal(site)
+        published = {}
+        if self.publisher is not None:
+            self.publisher.finish()
+            for _ in range(ROUNDS):
+                self._drain()
+            published = {"published": self.publisher.newest()}
         self._drain()
         for site in self.sites:
             site.extend_chronicle()
             site.check_links()
         self.time.advance(1)
-        check_convergence(self.sites, self.time(), self._membership.loses_data, self.copies.values())
+        check_convergence(
+            self.sites, self.time(), self._membership.loses_data, self.copies.values(), **published
+        )
         check_agreement(self.sites)
         for reader in self.readers:
             if isinstance(reader, AtomicReader):
