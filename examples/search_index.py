@@ -3,11 +3,16 @@
 Each document is written in one transaction with an entry of the log that names it.  The index and its
 position in the log are one SQLite transaction, so an indexer that is killed goes on where its index is.
 
+A data set that is published in the place of all documents (docs/publishing.md) stands in no log.  The index
+takes the difference, document by document.
+
     python search_index.py URL INDEX    brings the index up to date
 """
 
 import sqlite3
 import sys
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -37,6 +42,21 @@ class Library:
 
         self._site.run_transaction(work)
 
+    def published(self, since: int | None) -> Iterator[tuple[int, Iterator[str]]]:
+        """The data sets published after a version, by version, each with the documents that it has changed.
+
+        Without a version, all documents: an index begins with them.
+        """
+        versions = [each.since for each in self._site.generations.list("documents") if each.since is not None]
+        if since is None:
+            yield max(versions), (name for name, _ in self.documents.scan())
+        for version in versions:
+            if since is not None and version > since:
+                changes = self._site.changes(
+                    "documents", since=version - 1, until=version, on_generation="difference"
+                )
+                yield version, (change.key.decode() for change in changes if change.key)
+
 
 class SearchIndex:
     """The words of the documents in a SQLite file."""
@@ -46,10 +66,18 @@ class SearchIndex:
         self._database.executescript(
             "CREATE VIRTUAL TABLE IF NOT EXISTS documents USING fts5(name UNINDEXED, text);"
             "CREATE TABLE IF NOT EXISTS position (version INTEGER, number INTEGER);"
+            "CREATE TABLE IF NOT EXISTS data_set (version INTEGER);"
         )
 
     def catch_up(self, library: Library) -> None:
         """Index what was changed since the last time, `BATCH` entries to a transaction."""
+        row = self._database.execute("SELECT version FROM data_set").fetchone()
+        for version, changed in library.published(None if row is None else row[0]):
+            while some := set(islice(changed, BATCH)):
+                self._take(library, some)
+            with self._database:
+                self._database.execute("DELETE FROM data_set")
+                self._database.execute("INSERT INTO data_set VALUES (?)", (version,))
         names: set[str] = set()
         for position, entry in library.changed.read(since=self.position()):
             names.add(entry.decode())
@@ -64,15 +92,16 @@ class SearchIndex:
         row = self._database.execute("SELECT version, number FROM position").fetchone()
         return None if row is None else LogPosition(*row)
 
-    def _take(self, library: Library, names: set[str], position: LogPosition) -> None:
+    def _take(self, library: Library, names: Iterable[str], position: LogPosition | None = None) -> None:
         """Index documents as they are now: a later entry of the log brings them again, if they change."""
         with self._database:
             for name in names:
                 self._database.execute("DELETE FROM documents WHERE name = ?", (name,))
                 if (text := library.documents.get(name)) is not None:
                     self._database.execute("INSERT INTO documents VALUES (?, ?)", (name, text))
-            self._database.execute("DELETE FROM position")
-            self._database.execute("INSERT INTO position VALUES (?, ?)", position)
+            if position is not None:
+                self._database.execute("DELETE FROM position")
+                self._database.execute("INSERT INTO position VALUES (?, ?)", position)
 
     def search(self, words: str) -> list[str]:
         """The names of the documents that have all the words."""
@@ -104,6 +133,9 @@ def main() -> None:
         print(index.search("water"), index.search("water line"))
         library.write("flood", None)
         library.write("ebb", "the sea goes out")
+        index.catch_up(library)
+        print(index.search("water"), index.search("sea"))
+        site.generations.publish("documents", {b"tide": b"the water comes and goes"})
         index.catch_up(library)
         print(index.search("water"), index.search("sea"))
         index.close()

@@ -35,6 +35,7 @@ upsert b'grace' b'rear admiral'
     "search_index.py": """\
 ['ebb', 'flood'] ['flood']
 [] ['ebb']
+['tide'] []
 """,
     "secondary_index.py": """\
 [b'ada', b'grace'] [b'alan']

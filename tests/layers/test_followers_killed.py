@@ -92,6 +92,10 @@ def test_a_search_index_that_is_killed_ends_up_equal_to_the_store(tmp_path: Path
                 changed.append(name, transaction=transaction)
 
             site.run_transaction(work)
+            if number % 50 == 0:
+                site.generations.publish(
+                    "documents", {b"%d" % each: b"new %d" % number for each in range(30)}
+                )
 
         stop = Event()
         writer = write_until(stop, write, seed)

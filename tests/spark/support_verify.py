@@ -10,6 +10,7 @@ from floodmark.codec.ordered import encode_key
 from floodmark.codec.states import CounterEntry, CounterState, decode_state, encode_state
 from floodmark.codec.values import decode_value, encode_value
 from floodmark.host.embedded import EmbeddedHost
+from floodmark.links.bringing import bring_data_sets
 from floodmark.links.steps import plan_step, run_step
 from floodmark.merge.states import newest_stamp
 from floodmark.model.change import Stamp
@@ -55,6 +56,7 @@ class World:
         goal = self[source].resolved_version()
         while True:
             step = plan_step(here, there, tuple(POLICIES))
+            bring_data_sets(here, there, step)
             if all(part.since >= goal for part in step.namespaces):
                 return
             run_step(here, there, step)

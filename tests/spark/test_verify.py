@@ -19,11 +19,12 @@ from tests.spark.support_garbage import collect_old
 from tests.spark.support_verify import FAULTS, KEYS, World, forget
 from tests.spark.test_operations import PAGES, Machines, machines
 
+from floodmark.divergence.comparing import Vantage, take_vantage
 from floodmark.divergence.outcome import Outcome, tell_doubts
 from floodmark.host.comparisons import ComparisonNote
 from floodmark.host.embedded import EmbeddedHost
 from floodmark.host.examination import Severity
-from floodmark.host.ports import NamespaceUpdate
+from floodmark.host.ports import Host, NamespaceUpdate
 from floodmark.model.errors import InvalidArgument, StorageFailed
 from floodmark.replication.topology import SharedNamespace
 from floodmark.server.console.watching import SiteFrame, SiteWatch, find_alarms
@@ -107,6 +108,45 @@ def test_change_that_was_lost_and_written_over_is_in_the_history(world: World, s
         "lost",
     )
     assert found.difference.stamp.version < lost
+
+
+@pytest.mark.slow
+def test_data_sets_that_some_sites_lack_or_get_meanwhile_are_no_drift(
+    world: World, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    oslo, rome = world["oslo"], world["rome"]
+    rows = {b"oslo-%02d" % number: b"published" for number in range(10, 30)}
+
+    def publish_meanwhile(site: Host, namespace: str) -> Vantage:
+        vantage = take_vantage(site, namespace)
+        if (namespace, site.identity.site) == ("users", "rome"):
+            oslo.generations.publish("users", rows, others=[rome])
+            oslo.namespace("users").put(b"oslo-00", b"since")
+        return vantage
+
+    with monkeypatch.context() as patched:
+        patched.setattr("floodmark.spark.jobs.verifying.verify.take_vantage", publish_meanwhile)
+        before = verify(world.addresses, ["users"], spark=spark)
+    assert (before.drift, before.lag) == (0, 0)
+    assert before.pairs[0].compared == 2 * KEYS
+    world.link_all()
+    assert verify(world.addresses, ["users"], spark=spark).outcome is Outcome.AGREE
+    # The rows of a data set stand in no change log.
+    changes = verify(world.addresses, ["users"], history=True, spark=spark)
+    assert (changes.outcome, changes.drift, changes.differences) == (Outcome.UNKNOWN, 0, [])
+    assert "a data set was published" in changes.doubts[0]
+    world.forget("rome", "users", b"oslo-10")
+    lost = verify(world.addresses, ["users"], spark=spark)
+    assert found_in(lost) == [("users", b"oslo-10", "missing_right")]
+    oslo.generations.publish("users", {b"oslo-10": b"again"}, without=["rome"])
+    behind = verify(world.addresses, ["users"], max_lag=timedelta(hours=1), spark=spark)
+    assert (behind.outcome, behind.drift, behind.lag) == (Outcome.AGREE, 0, 21)
+    for _ in range(2):
+        oslo.heartbeat()
+        rome.heartbeat()
+        world.link_all()
+    assert dict(rome.namespace("users").scan()) == {b"oslo-10": b"again"}
+    assert verify(world.addresses, ["users"], spark=spark).outcome is Outcome.AGREE
 
 
 @pytest.mark.slow
