@@ -241,6 +241,7 @@ ARGUMENTS: dict[str, Callable[[str], tuple[object, ...]]] = {
     "administration.cut_link": lambda name: ({name: 0}, None),
     "administration.stall_link": lambda name: (9, [name], "reason"),
     "administration.watermark": lambda name: (name, None),
+    "administration.covers": lambda name: (name, Stamp(1, 1), None),
     "administration.find_records": lambda name: (name, [KEY], 1, True),
     "administration.repair_records": lambda name: (name, [Repair(KEY, 1, COPIED)]),
     "administration.note_comparison": lambda _: (ComparisonNote(sites=[]),),
