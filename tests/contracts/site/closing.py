@@ -9,6 +9,7 @@ import pytest
 from tests.contracts.site.base import SiteContractBase, fill, refused
 
 from floodmark.feed.subscription.consumer import Subscription, SubscriptionOptions
+from floodmark.model.change import Stamp
 from floodmark.model.errors import Closed
 from floodmark.replication.topology import MemberSite, Topology
 from floodmark.site import Namespace, Site, View
@@ -22,6 +23,7 @@ SITE_CALLS: Final[Calls] = {
     "atomic": (),
     "changes": ("users",),
     "collect_garbage": (),
+    "covers": ("users", Stamp(1, 8)),
     "create_namespace": ("orders",),
     "drop_namespace": ("nobody",),
     "heartbeat": (),
