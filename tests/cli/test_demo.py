@@ -203,6 +203,7 @@ def test_a_killed_server_has_all_that_it_acknowledged_and_counters_tell_the_trut
     assert not stage.passed
 
 
+@pytest.mark.slow
 def test_a_server_whose_port_is_taken_says_so(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         server = DemoServer("oslo", tmp_path, "127.0.0.1:{1}".format(*taken.getsockname()))

@@ -135,6 +135,7 @@ def test_a_server_is_examined_while_it_serves(server: Server) -> None:
     assert "records" not in {finding["check"] for finding in report["findings"]}
 
 
+@pytest.mark.slow
 def test_the_directory_of_a_server_leads_to_its_url(server: Server) -> None:
     directory = server.log_path.with_suffix("")
     outcome = run_process("doctor", directory, "--json")

@@ -24,6 +24,7 @@ def large(directory: Path) -> Path:
     return directory
 
 
+@pytest.mark.slow
 def test_the_installed_command_does_what_the_function_does(directory: Path) -> None:
     assert run_process("get", directory, "users", "ada") == run("get", directory, "users", "ada")
     assert run_process("get", directory, "users", "bob") == run("get", directory, "users", "bob")
@@ -58,6 +59,7 @@ def test_following_prints_as_it_goes_and_ends_quietly_with_ctrl_c(directory: Pat
     assert run("status", directory).code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_output_that_cannot_be_written_is_an_error(large: Path) -> None:
     with Path("/dev/full").open("wb") as full:
@@ -73,6 +75,7 @@ def test_output_that_cannot_be_written_is_an_error(large: Path) -> None:
     assert finished.stderr.count(b"\n") == 1
 
 
+@pytest.mark.slow
 def test_streams_that_the_shell_closed_do_no_harm(directory: Path) -> None:
     command = f"{shlex.quote(FLOODMARK)} get {shlex.quote(str(directory))} users ada >&- 2>&-"
     assert subprocess.run(["bash", "-c", command], check=False).returncode == 0
@@ -92,6 +95,7 @@ def test_a_value_cannot_reach_the_terminal_as_an_escape_sequence(directory: Path
     assert on_terminal("get", directory, "users", "ada").strip() == "0x1b5d303b6576696c07"
 
 
+@pytest.mark.slow
 def test_keys_that_are_not_utf8_can_be_typed_in_a_shell(directory: Path) -> None:
     command = [FLOODMARK.encode(), b"put", os.fsencode(directory), b"users", b"caf\xe9", b"open"]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0

@@ -103,6 +103,7 @@ def test_nobody_there_is_unreachable_and_says_what_to_check() -> None:
         assert "floodmark serve" in outcome.errors
 
 
+@pytest.mark.slow
 def test_something_else_there_is_unreachable(directory: Path) -> None:
     with serving(directory, "--metrics", "127.0.0.1:0") as server:
         outcome = run("--timeout", "2s", "get", f"grpc://{server.ready['metrics']}", "users", "ada")

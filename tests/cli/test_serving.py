@@ -80,6 +80,7 @@ def test_a_signal_ends_it_cleanly(directory: Path, number: signal.Signals) -> No
     assert run("doctor", directory).code == 0
 
 
+@pytest.mark.slow
 def test_an_open_follower_does_not_keep_the_server_from_stopping(directory: Path) -> None:
     with (
         serving(directory) as server,
@@ -104,6 +105,7 @@ def test_a_second_signal_ends_at_once(number: signal.Signals) -> None:
         assert process.wait(PROCESS_SECONDS_MAX) == -number
 
 
+@pytest.mark.slow
 def test_after_kill_9_every_acknowledged_write_is_there(directory: Path) -> None:
     with serving(directory) as server:
         put = run("put", server.url, "users", "edsger", "professor").text.strip()
@@ -195,6 +197,7 @@ def ping(address: str, context: ssl.SSLContext | None = None) -> bytes:
         connection.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("relay", ["--relay", "--no-relay"])
 def test_logs_stay_json_where_tls_fails(directory: Path, tmp_path: Path, relay: str) -> None:
     made = make_certificates(tmp_path / "certificates")

@@ -130,6 +130,7 @@ def test_watching_on_a_terminal_draws_anew_until_ctrl_c(server: Server) -> None:
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l"), "the cursor was not given back"
 
 
+@pytest.mark.slow
 def test_watching_elsewhere_prints_a_line_of_json_each_second(server: Server) -> None:
     with running("status", server.url, "--watch", "--json") as process:
         assert process.stdout is not None

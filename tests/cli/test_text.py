@@ -22,6 +22,7 @@ from floodmark.model.text import json_bytes, read_at, read_bytes, read_duration,
 from floodmark.model.version import COUNTER_MAX, compose, version_at
 
 
+@pytest.mark.slow
 @given(st.one_of(st.binary(), st.text().map(lambda text: text.encode("utf-8", "replace"))))
 def test_bytes_that_are_shown_can_be_typed(data: bytes) -> None:
     shown = show_bytes(data)

@@ -70,6 +70,7 @@ def many_rows(count: int, skipped: int, read: list[int]) -> Iterator[pyarrow.Rec
         yield batch_of([(b"%09d" % number, number % 7) for number in numbers])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skipped", only([1_000], [0, 1_000]))
 def test_memory_does_not_grow_with_the_streams(skipped: int) -> None:
     def peak(count: int) -> int:

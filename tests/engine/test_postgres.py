@@ -251,6 +251,7 @@ def test_a_session_that_writes_for_long_is_told_alive(
 # Lost servers
 
 
+@pytest.mark.slow
 def test_what_was_synced_survives_the_end_of_the_server() -> None:
     with postgres_server() as server:
         engine = open_at(server.url, "oslo")

@@ -27,7 +27,7 @@ READ_PLANS: Final = {
 }
 
 
-@pytest.mark.parametrize("plan", only((Fault.CRASH, Fault.TRANSIENT, Fault.UNKNOWN_APPLIED), WRITE_PLANS))
+@pytest.mark.parametrize("plan", only((Fault.CRASH, Fault.UNKNOWN_APPLIED), WRITE_PLANS))
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_the_promises_hold_when_a_write_to_storage_fails(operation: str, plan: str) -> None:
     places = visit(operation, WRITE_PLANS[plan])

@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 
 import pyarrow.dataset
+import pytest
 from tests.server.support import serving
 from tests.waiting import wait_until
 
@@ -30,6 +31,7 @@ def runner_process(server: Server, holder: str) -> Iterator["subprocess.Popen[st
             process.kill()
 
 
+@pytest.mark.slow
 def test_runners_that_are_killed_lose_nothing_and_write_nothing_twice(tmp_path: Path) -> None:
     """The directory holds each change exactly once, although every runner but the last died at work."""
     random = Random(1)

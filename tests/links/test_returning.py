@@ -157,6 +157,7 @@ def test_links_of_the_others_run_meanwhile_and_nothing_waits(half_back: HalfBack
     require_equal([half_back.sites[name].site for name in ("rome", "bonn")])
 
 
+@pytest.mark.slow
 def test_another_site_can_be_removed_meanwhile(half_back: HalfBack) -> None:
     removed = half_back.remove("bonn")
     assert removed.waiting == ["oslo"]

@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
+import pytest
 from tests.partition.support_prepared import ABORT, SHARED, history, node_of, open_site
 
 from floodmark.model.version import Version
@@ -84,6 +85,7 @@ class Witness:
             return len(left)
 
 
+@pytest.mark.slow
 def test_each_transaction_happens_once_or_not_at_all_over_kills(tmp_path: Path) -> None:
     chance, witness, left = Random(5), Witness(), 0
     for kill in range(KILLS):

@@ -220,6 +220,7 @@ def stamped(version: int, site_id: int = 3) -> bytes:
     return encode_value(b"copy", origin=Stamp(version, site_id))
 
 
+@pytest.mark.slow
 def test_copies_are_sent_again_to_another_node() -> None:
     def copy(scene: Scene) -> None:
         version = scene.client.resolved_version()
@@ -232,6 +233,7 @@ def test_copies_are_sent_again_to_another_node() -> None:
     assert at_every_position(copy) > 1
 
 
+@pytest.mark.slow
 def test_a_stream_of_puts_says_which_batches_are_unknown() -> None:
     def put(scene: Scene) -> None:
         with closing(scene.client.host.write_stream(PutStream(True))) as stream:

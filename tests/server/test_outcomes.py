@@ -364,6 +364,7 @@ class Ledger:
         assert found == expected
 
 
+@pytest.mark.slow
 def test_outcomes_that_a_killed_server_left_unknown_are_found_out_from_its_successor(tmp_path: Path) -> None:
     ledger, stopping = Ledger(), Event()
     with killed_at_the_end(start_server(tmp_path / "site")) as server:

@@ -178,6 +178,7 @@ def test_a_reader_that_pauses_is_cut_off_and_goes_on_where_it_was() -> None:
         assert len([first, *rows]) == ROWS
 
 
+@pytest.mark.slow
 def test_what_a_paused_reader_needs_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     hold_soon(monkeypatch)
     with serving(ServerOptions(stall_seconds=0.2)) as (site, server), connected(server) as client:

@@ -51,6 +51,7 @@ def counted(site: floodmark.Site) -> int:
     return sum(value for _, value in site.namespace("unread").scan())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", only([2], [2, 6]))
 def test_each_message_is_counted_once_though_workers_are_killed(tmp_path: Path, kills: int) -> None:
     random = Random(SEED)

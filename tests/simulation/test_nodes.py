@@ -36,11 +36,13 @@ def test_nodes_that_come_and_go_break_no_promise(first: int) -> None:
     assert [found for seed in range(first, first + 10) if (found := run_nodes(seed))] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", only([0], range(0, 100, 10)))
 def test_failing_disks_and_long_interruptions_break_no_promise(first: int) -> None:
     assert [found for seed in range(first, first + 10) if (found := run_nodes(seed, harsh=True))] == []
 
 
+@pytest.mark.slow
 def test_nodes_are_taken_over_in_the_middle_of_everything() -> None:
     taken_over = Counter[str]()
     for seed in range(48, 88):

@@ -30,6 +30,7 @@ def test_every_promise_holds_in_ten_worlds(first: int) -> None:
     assert_promises_hold(range(first, first + GROUP), SHORT_STEPS)
 
 
+@pytest.mark.slow
 def test_siblings_that_are_forgotten_at_once_cost_rounds_and_tear_nothing() -> None:
     with patch.object(BatchCache, "remember", lambda *_: None):
         assert_promises_hold(range(3), SHORT_STEPS)

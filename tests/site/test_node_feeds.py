@@ -74,6 +74,7 @@ def runner_of(site: Site, sinks: MemorySinks) -> FeedRunner:
     )
 
 
+@pytest.mark.slow
 @LOST
 @WHERE
 def test_a_named_feed_goes_on_when_a_node_is_lost(cluster: NodeCluster, lost: int, connects: bool) -> None:

@@ -375,6 +375,7 @@ def test_watch_begins_anew_where_history_is_gone(world: World, spark: SparkSessi
     passes.close()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("spark")
 def test_command_says_by_its_exit_code_whether_sites_agree(world: World) -> None:
     agreed = run("verify", *world.urls)
