@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 from tests.feed.support_subscription import Stage, make_stage, positions_of, take, write
+from tests.sizes import only
 
 from floodmark.feed.leased import LeasedReaders
 from floodmark.feed.subscription.acknowledgement import Acknowledgement, ChangePosition, LiveCommit, Progress
@@ -166,7 +167,7 @@ def settle(stage: Stage) -> None:
     raise AssertionError("storage works again, and subscriptions do not")
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", only((Fault.CRASH, Fault.UNKNOWN_APPLIED), PLANS))
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_subscription_is_as_its_caller_was_told(operation: str, plan: str) -> None:
     for at in count(1):

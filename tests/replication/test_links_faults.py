@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 import pytest
 from tests.replication.support_links import IDS, Mesh, embedded, open_one, topology_of
+from tests.sizes import only
 
 from floodmark.engine import Guard, WriteRow
 from floodmark.links.steps import run_step
@@ -165,7 +166,7 @@ def visit(act: Callable[[Stage], Callable[[], object]], plan: FaultPlan) -> None
             raise
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", only((Fault.CRASH, Fault.UNKNOWN_APPLIED), PLANS))
 @pytest.mark.parametrize("act", [note_only, apply_and_note])
 def test_position_and_account_move_together_or_not_at_all_and_cover_only_what_is_durable(
     act: Callable[[Stage], Callable[[], object]], plan: str

@@ -5,6 +5,7 @@ from random import Random
 
 import pytest
 from tests.replication.support_links import IDS, Mesh
+from tests.sizes import only
 
 from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.values import encode_value
@@ -164,7 +165,7 @@ class World:
         self.finish()
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", only([0, 1, 2], range(6)))
 def test_all_sites_come_to_hold_the_last_data_set_and_what_was_written_since(seed: int) -> None:
     World(seed).run(60)
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 from tests.server.support import LOOPBACK, nodes_at, open_memory, qualify, serving, stored
 from tests.server.support_nodes import TestNodes, two_nodes
+from tests.sizes import only
 from tests.waiting import HANG_SECONDS
 
 from floodmark.codec.values import encode_value
@@ -154,7 +155,7 @@ def at_every_position(work: Callable[[Scene], None]) -> int:
         position += 1
 
 
-@pytest.mark.parametrize("name", READS)
+@pytest.mark.parametrize("name", only(("get", "scan", "changes"), READS))
 def test_a_read_goes_on_when_the_node_dies(name: str) -> None:
     expected: list[Any] = []
 
