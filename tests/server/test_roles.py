@@ -198,7 +198,6 @@ ARGUMENTS: dict[str, Callable[[str], tuple[object, ...]]] = {
     "administration.drop_generation": lambda name: (name, 1),
     "administration.observe": lambda _: (1,),
     "administration.pass_version": lambda _: (1,),
-    "administration.covers": lambda name: (name, Stamp(1, 8), None),
     "administration.split": lambda name: (name, KEY),
     "peers.pass_peer_version": lambda _: (1,),
     "administration.merge": lambda _: (1, 2),
