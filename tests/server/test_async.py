@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from io import BytesIO
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -14,8 +15,17 @@ from tests.waiting import HANG_SECONDS
 
 import floodmark
 from floodmark import AsyncSite
+from floodmark.layers.large_values import CHUNK_BYTES
 from floodmark.model.access import Role
-from floodmark.model.errors import InvalidKey, NamespaceNotFound, NotAllowed, OutcomeUnknown, Unreachable
+from floodmark.model.errors import (
+    InvalidKey,
+    KeyNotFound,
+    NamespaceNotFound,
+    NotAllowed,
+    OutcomeUnknown,
+    Unreachable,
+    WrongPolicy,
+)
 from floodmark.server import Server, ServerOptions
 
 
@@ -210,3 +220,28 @@ def test_a_server_that_is_not_there_is_told() -> None:
         url = server.url
     with pytest.raises(Unreachable):
         asyncio.run(floodmark.connect_async(url))
+
+
+async def use_large_values(site: AsyncSite) -> None:
+    blobs = await site.create_namespace("blobs", large_values=True)
+    value = bytes(range(256)) * 20_000
+    first = await blobs.put(b"disk", BytesIO(value))
+    blobs = await site.namespace("blobs", large_values=True)
+    await asyncio.gather(blobs.put(b"disk", value[::-1]), blobs.put(b"small", b"1"))
+    assert await blobs.get(b"disk") == value[::-1]
+    assert len(await anext(blobs.chunks(b"disk"))) == CHUNK_BYTES
+    assert b"".join([chunk async for chunk in blobs.chunks(b"disk", at=first)]) == value
+    assert [row async for row in blobs.sizes(prefix=b"d")] == [(b"disk", len(value))]
+    await blobs.delete(b"disk")
+    assert await blobs.sweep() == 0
+    assert await blobs.get(b"disk") is None
+    with pytest.raises(KeyNotFound):
+        await anext(blobs.chunks(b"disk"))
+    users = await site.create_namespace("users")
+    await users.put(b"ada", b"1")
+    with pytest.raises(WrongPolicy):
+        await site.namespace("users", large_values=True)
+
+
+def test_large_values_are_put_and_read_as_streams(server: Server) -> None:
+    run(server, use_large_values)

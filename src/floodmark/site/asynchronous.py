@@ -15,10 +15,24 @@ from functools import partial, wraps
 from inspect import signature
 from threading import Semaphore, Thread
 from types import TracebackType
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeAlias, TypeVar, cast, overload
+from typing import (
+    Any,
+    BinaryIO,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    Self,
+    TypeAlias,
+    TypeVar,
+    cast,
+    overload,
+)
 
 from floodmark.feed import Item
 from floodmark.host.ports import Host
+from floodmark.layers import LargeValues
+from floodmark.layers.large_values import CHUNK_BYTES
 from floodmark.model.change import Change, Resolved
 from floodmark.model.limits import ASYNC_THREADS_MAX, PAGE_ROWS_MAX
 from floodmark.model.version import Version
@@ -70,14 +84,34 @@ class AsyncSite:
         await asyncio.to_thread(self._site.close)
         self._threads.shutdown(wait=False)
 
-    async def namespace(self, name: str) -> "AsyncNamespace[Any]":
+    @overload
+    async def namespace(self, name: str) -> "AsyncNamespace[Any]": ...
+
+    @overload
+    async def namespace(self, name: str, *, large_values: Literal[True]) -> "AsyncLargeValues": ...
+
+    async def namespace(
+        self, name: str, *, large_values: bool = False
+    ) -> "AsyncNamespace[Any] | AsyncLargeValues":
         """The namespace of a name; NamespaceNotFound if there is none."""
+        if large_values:
+            found = await self._run(lambda: self._site.namespace(name, large_values=True))
+            return AsyncLargeValues(found, self._run)
         return self._wrap(await self._run(partial(self._site.namespace, name)))
 
-    async def create_namespace(self, name: str, **settings: Any) -> "AsyncNamespace[Any]":
+    @overload
+    async def create_namespace(
+        self, name: str, *, large_values: Literal[True], **settings: Any
+    ) -> "AsyncLargeValues": ...
+
+    @overload
+    async def create_namespace(self, name: str, **settings: Any) -> "AsyncNamespace[Any]": ...
+
+    async def create_namespace(self, name: str, **settings: Any) -> "AsyncNamespace[Any] | AsyncLargeValues":
         """Create a namespace, with the settings of `Site.create_namespace`."""
-        make: Callable[..., Namespace[Any]] = self._site.create_namespace
-        return self._wrap(await self._run(partial(make, name, **settings)))
+        make: Callable[..., Any] = self._site.create_namespace
+        found = await self._run(partial(make, name, **settings))
+        return AsyncLargeValues(found, self._run) if isinstance(found, LargeValues) else self._wrap(found)
 
     @overload
     def changes(
@@ -236,14 +270,77 @@ class AsyncCounterNamespace(AsyncNamespace[int]):
 AsyncPair: TypeAlias = tuple[AsyncNamespace[Any], bytes]
 
 
+class AsyncLargeValues:
+    """`LargeValues` of an `AsyncSite`.  A thread makes each call, and reads each stream."""
+
+    def __init__(self, values: LargeValues, run: Callable[[Callable[[], Any]], Awaitable[Any]]) -> None:
+        self._values = values
+        self._run = run
+
+    def __repr__(self) -> str:
+        return f"AsyncLargeValues({self.name!r})"
+
+    @property
+    def name(self) -> str:
+        """The name of the namespace."""
+        return self._values.name
+
+    async def get(self, key: bytes, *, at: At | None = None) -> bytes | None:
+        """The whole value of a key; None if there is none."""
+        found: bytes | None = await self._run(partial(self._values.get, key, at=at))
+        return found
+
+    def chunks(self, key: bytes, *, at: At | None = None) -> AsyncIterator[bytes]:
+        """The value of a key in pieces, of which two are in memory; KeyNotFound if there is none."""
+
+        def read() -> Iterator[bytes]:
+            with self._values.open(key, at=at) as stream:
+                while chunk := stream.read(CHUNK_BYTES):
+                    yield chunk
+
+        return AsyncRows(read, ahead=1)
+
+    def sizes(
+        self,
+        start: bytes = b"",
+        end: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+        at: At | None = None,
+    ) -> AsyncIterator[tuple[bytes, int]]:
+        """See `LargeValues.sizes`."""
+        return AsyncRows(
+            partial(self._values.sizes, start, end, prefix=prefix, limit=limit, reverse=reverse, at=at)
+        )
+
+    async def put(self, key: bytes, value: bytes | bytearray | memoryview | BinaryIO) -> Version:
+        """See `LargeValues.put`; a file is read in a thread.  A put that is cancelled goes on there."""
+        version: Version = await self._run(partial(self._values.put, key, value))
+        return version
+
+    async def delete(self, key: bytes) -> Version:
+        """Delete a key, whether or not it is there; the version of the deletion."""
+        version: Version = await self._run(partial(self._values.delete, key))
+        return version
+
+    async def sweep(self, **options: Any) -> int:
+        """See `LargeValues.sweep`."""
+        swept: int = await self._run(partial(self._values.sweep, **options))
+        return swept
+
+
 class AsyncRows(Generic[Row]):
     """Rows of a stream, which a thread begins to read when the first one is asked for."""
 
     def __init__(
-        self, read: Callable[[], Iterator[Row]], keep: Callable[[Row], bool] = lambda _: True
+        self,
+        read: Callable[[], Iterator[Row]],
+        keep: Callable[[Row], bool] = lambda _: True,
+        ahead: int = PAGE_ROWS_MAX,
     ) -> None:
-        self._read = read
-        self._keep = keep
+        self._read = partial(_ReadAhead, read, keep, ahead)
         self._ahead: _ReadAhead | None = None
         self._is_over = False
 
@@ -254,7 +351,7 @@ class AsyncRows(Generic[Row]):
         if self._is_over:
             raise StopAsyncIteration
         if self._ahead is None:
-            self._ahead = _ReadAhead(self._read, self._keep)
+            self._ahead = self._read()
         row = await self._ahead.take()
         if isinstance(row, _End):
             self._is_over = True
@@ -283,9 +380,9 @@ class _End:
 class _ReadAhead:
     """A thread that reads a stream, ahead of a task by a limited number of rows."""
 
-    def __init__(self, read: Callable[[], Iterator[Any]], keep: Callable[[Any], bool]) -> None:
+    def __init__(self, read: Callable[[], Iterator[Any]], keep: Callable[[Any], bool], ahead: int) -> None:
         self._rows: deque[Any] = deque()
-        self._room = Semaphore(PAGE_ROWS_MAX)
+        self._room = Semaphore(ahead)
         self._arrived = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._is_stopped = False
