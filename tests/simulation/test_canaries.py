@@ -16,13 +16,13 @@ KNOWN_SEEDS = {
     "fence-left-out": 26,
     "merged-batch-forgotten": 23,
     "put-many-split": 1,
-    "removed-unshared": 79,
+    "removed-unshared": 21,
     "sealed-forgotten": 1,
     "second-round-newest": 6,
     "stale-step": 10,
-    "uncounted-start": 2,
+    "uncounted-start": 1,
     "unknown-batch-harmless": 3,
-    "version-reissued": 1,
+    "version-reissued": 2,
     "watermark-early": 5,
 }
 
