@@ -125,6 +125,7 @@ class LocalGenerations(LocalPort):
                 self._node.observe(base)
                 self._require_later(row, base, 0 if brought else self._node.retention.trimmed_version())
             base = base or self._node.committer.read_version()
+            self._hold(row, max(base, self._node.retention.collected_version(row.id)) if brought else base)
             return self._begin(row, base, publisher, source=None, origin=origin)
 
     def _begin(
@@ -134,7 +135,6 @@ class LocalGenerations(LocalPort):
 
         The rows of that may be others.
         """
-        self._hold(row, base)
         with self._loads:
             now = self._node.clock.now()
             self._catalog.begin_generation(row, base, publisher, source=source, origin=origin, now=now)
@@ -165,7 +165,7 @@ class LocalGenerations(LocalPort):
         now_ms = self._node.clock.time_source()
         if now_ms - self._renewed_at_ms > _RENEWED_EVERY_MS:
             with self._lock:
-                self._hold(row, generation.base)
+                self._hold(row)
         version = encode_version(generation.base)
         engine_keys = [prefix + version for prefix in encode_prefixes(rename_keys(keys, generation.id))]
         self._load(row, number, engine_keys, list(values))
@@ -231,6 +231,7 @@ class LocalGenerations(LocalPort):
                     namespace=namespace,
                 )
             assert source.until is not None
+            self._hold(row, source.until - 1)
             loading = self._begin(row, source.until - 1, publisher, source=source.number, origin=0)
             try:
                 physical = encode_namespace(loading.id)
@@ -333,7 +334,7 @@ class LocalGenerations(LocalPort):
                 if node.clock.time_source() - begun_ms > PASS_MS_MAX:
                     break
             # A publisher that goes on begins with the base again.
-            self._hold(row, generation.base)
+            self._hold(row)
             with node.storage.settled():
                 self._require_loading(row, number)
                 self._catalog.change_generation(
@@ -470,7 +471,13 @@ class LocalGenerations(LocalPort):
             raise PublicationConflict(f"there is no namespace with id {namespace}, or it was dropped")
         return self._catalog.get(name)
 
-    def _hold(self, row: NamespaceRow, version: Version) -> None:
+    def _hold(self, row: NamespaceRow, version: Version | None = None) -> None:
+        """Keep what was written above a version for a publication; above the one that is held by default."""
+        if version is None:
+            points = self._site.safe_points.list()
+            loading = row.loading
+            base = 0 if loading is None else loading.base
+            version = next((point.version for point in points if point.name == _safe_point(row)), base)
         version = max(version, _log_begin(self._node, row))
         self._site.safe_points.hold(_safe_point(row), version, PUBLISHING, row.id)
         self._renewed_at_ms = self._node.clock.time_source()
