@@ -193,6 +193,7 @@ ARGUMENTS: dict[str, Callable[[str], tuple[object, ...]]] = {
     "administration.drop_namespace": lambda name: (name,),
     "administration.begin_generation": lambda name: (name, 0, "publisher"),
     "administration.rewind_generation": lambda name: (name, 1),
+    "administration.count_generation": lambda name: (name, 1),
     "administration.swap_generation": lambda name: (name, 1, 1),
     "administration.rollback_generation": lambda name: (name, None, "publisher", 1),
     "administration.drop_generation": lambda name: (name, 1),

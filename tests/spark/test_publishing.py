@@ -112,6 +112,22 @@ def test_publish_sorts_rows_and_finds_keys_that_come_twice(
     assert [each.state.value for each in site.generations.list("users")] == ["kept", "current"]
 
 
+def test_plain_overwrite_finds_a_key_in_rows_of_several_tasks(
+    spark: SparkSession, users: Namespace, url: str
+) -> None:
+    users.put(b"old", b"1")
+    # The two rows of key 0 are in two tasks.
+    rows = spark.range(1_000, numPartitions=2).selectExpr(
+        "cast(cast(id % 999 as string) as binary) as key", "cast(cast(id as string) as binary) as value"
+    )
+    writer = rows.write.format("floodmark").option("namespace", "users")
+    with pytest.raises(PySparkException, match=r"1,000 rows .* have 999 keys"):
+        writer.mode("overwrite").save(url)
+    assert dict(users.scan()) == {b"old": b"1"}
+    writer.option("duplicates", "last").mode("overwrite").save(url)
+    assert len(dict(users.scan())) == 999
+
+
 def test_rows_that_are_not_in_the_order_that_was_promised_are_refused(users: Namespace, url: str) -> None:
     assert users.name == "users"
     writer = publisher(url, inOrder="true")

@@ -106,6 +106,10 @@ class GenerationPort(Protocol):
         them all.
         """
 
+    @Action(Role.REPLICATE, Scope.NAMESPACE, repeatable=True, lengthy=True)
+    def count_generation(self, namespace: str, number: int) -> int:
+        """Count the rows of a generation that is loading, before changes are copied: each has its own key."""
+
     @Action(Role.REPLICATE, Scope.NAMESPACE, audited=True, repeatable=True, lengthy=True)
     def rewind_generation(self, namespace: str, number: int) -> Rewound:
         """Copy changes that were made since the base, or since the last call, for some seconds."""

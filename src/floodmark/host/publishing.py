@@ -171,6 +171,14 @@ class LocalGenerations(LocalPort):
         self._load(row, number, engine_keys, list(values))
         return len(keys)
 
+    def count_generation(self, namespace: str, number: int) -> int:
+        generation = self._require_loading(self._catalog.get(namespace), number)
+        start = RAW + encode_namespace(generation.id)
+        engine, end, count = below(self._node.engine), prefix_end(start), 0
+        while page := engine.scan(DATA, start, end, rows_max=PAGE_ROWS_MAX, bytes_max=PAGE_BYTES_MAX):
+            count, start = count + len(page), after(page[-1][0])
+        return count
+
     def rewind_generation(self, namespace: str, number: int) -> Rewound:
         with self._lock:
             return self._rewind(self._catalog.get(namespace), number)
@@ -181,7 +189,7 @@ class LocalGenerations(LocalPort):
             if row.present.number == number:
                 return row.present
             for _ in range(SWAP_TRIES_MAX):
-                self._settle_prepared(row)
+                _settle_prepared(self._node, row)
                 self._rewind(row, number)
                 # Outside the turn: all that was loaded goes to disk.
                 self._node.engine.sync()
@@ -396,12 +404,6 @@ class LocalGenerations(LocalPort):
                 yield keys, values
             start = after(page[-1][0])
 
-    def _settle_prepared(self, row: NamespaceRow) -> None:
-        """Bring the prepared writes of a namespace to their end."""
-        for write in self._node.committer.prepared.within(qualify_range(row.id)):
-            for key in write.keys:
-                self._node.map.route(key).settle((key,), self._node.committer.now())
-
     def _end(self, row: NamespaceRow, number: int) -> None:
         """Let a generation take no more rows: its publication is over."""
         with self._loads, self._node.storage.settled():
@@ -503,6 +505,13 @@ def require_last_write(row: NamespaceRow) -> None:
             "merges by 'last_write'",
             namespace=row.name,
         )
+
+
+def _settle_prepared(node: Node, row: NamespaceRow) -> None:
+    """Bring the prepared writes of a namespace to their end."""
+    for write in node.committer.prepared.within(qualify_range(row.id)):
+        for key in write.keys:
+            node.map.route(key).settle((key,), node.committer.now())
 
 
 def _log_begin(node: Node, row: NamespaceRow) -> Version:

@@ -10,7 +10,7 @@ Of a namespace that is shared each site has a generation: a task sorts its rows 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
@@ -65,8 +65,9 @@ _SHOWN: Final = 1_000
 
 @dataclass(frozen=True, kw_only=True)
 class _Loaded(TaskResult):
-    """The result of a task, with the rows that it has left out: keys, values and errors as text."""
+    """The result of a task: its first and its last key, and the rows that it has left out, as text."""
 
+    span: tuple[bytes, bytes] | None
     refused: tuple[tuple[str, str, str], ...]
 
 
@@ -136,13 +137,15 @@ class PublishingWriter(DataSourceArrowWriter):
                 )
                 for host, each, number in zip(hosts, rows, self.numbers, strict=True)
             ]
+            span = None
             for pairs in sort_pairs(encoded, self.refuse, in_order=self.in_order):
+                span = (span or pairs.key_column)[0], pairs.key_column[-1]
                 for each, delivery in zip(rows, deliveries, strict=True):
                     delivery.send(for_namespace(pairs, each.id))
             for delivery in deliveries:
                 delivery.finish()
             done = deliveries[0]
-            return _Loaded(records=done.sent, stored=done.stored, refused=tuple(refused.rows))
+            return _Loaded(records=done.sent, stored=done.stored, span=span, refused=tuple(refused.rows))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         rows = sum(each.records for each in messages if isinstance(each, TaskResult))
@@ -154,8 +157,24 @@ class PublishingWriter(DataSourceArrowWriter):
                         refused.add((key, value), error)
         with ExitStack() as stack:
             site, *others = _connect(stack, self.sites)
+            if self.refuse is not None:
+                self._require_distinct(site, [each for each in messages if isinstance(each, _Loaded)])
             site.generations.finish(
                 self.target.namespace, self.numbers, others=others, keep=self.keep, rows=rows
+            )
+
+    def _require_distinct(self, site: Site, loaded: Sequence[_Loaded]) -> None:
+        """Refuse keys in rows of several tasks.  Where the keys of tasks overlap, the site counts them."""
+        spans = sorted(each.span for each in loaded if each.span is not None)
+        if all(left[1] < right[0] for left, right in pairwise(spans)):
+            return
+        namespace, rows = self.target.namespace, sum(each.records for each in loaded)
+        keys = site.host.generations.count_generation(namespace, self.numbers[0])
+        if keys < rows:
+            raise InvalidKey(
+                f"{rows:,} rows of the data set for {namespace!r} have {keys:,} keys, so that some stand in "
+                "several rows; leave out all but one of each. `floodmark.spark.publish` names the first, or "
+                "takes the last row of each with duplicates='last'"
             )
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
