@@ -74,6 +74,7 @@ def test_a_value_is_read_back_whatever_its_size(place: Place) -> None:
         with values.open(b"%04d" % size) as stream:
             assert stream.read() == content(size)
     assert list(values.sizes(end=b"f")) == [(b"%04d" % size, size) for size in sizes]
+    assert [key for key, _ in values.sizes(b"f0101", b"f03", prefix=b"f")] == [b"f0101"]
     assert list(values.scan(prefix=b"f", limit=2, reverse=True)) == [
         (b"f2007", content(2007)),
         (b"f0300", content(300)),
@@ -366,6 +367,12 @@ def test_what_cannot_be_stored_is_refused(place: Place) -> None:
             values.put(key, b"")
     with pytest.raises(KeyNotFound, match="no key b'switch'"):
         values.open(b"switch")
+    texts: list[Any] = ["switch", 5]
+    for text in texts:
+        with pytest.raises(InvalidArgument, match="bytes"):
+            list(values.scan(text))
+        with pytest.raises(InvalidArgument, match="timedelta"):
+            values.sweep(older_than=text)
     values.put(b"switch", content(300))
     with values.open(b"switch") as stream, pytest.raises(InvalidArgument, match="begins at 0"):
         stream.seek(-1)

@@ -145,6 +145,8 @@ def test_what_cannot_be_stored_is_refused(place: Place) -> None:
             devices.set(name, 1, at=hour(0))  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="time zone"):
         devices.set("router-1", 1, at=datetime(2026, 1, 1))
+    with pytest.raises(InvalidArgument, match="time zone"):
+        devices.as_of(datetime(2026, 1, 1))
     with pytest.raises(InvalidValue, match="cannot be encoded"):
         devices.set("router-1", object(), at=hour(0))
     with pytest.raises(InvalidRange):

@@ -17,7 +17,7 @@ from tests.site.support import HookedEngine, open_memory
 import floodmark
 from floodmark.layers import LogPosition, OrderedLog
 from floodmark.layers.ordered_log import Ordering
-from floodmark.model.errors import Conflict, InvalidArgument, VersionCollected, WrongPolicy
+from floodmark.model.errors import Conflict, InvalidArgument, InvalidValue, VersionCollected, WrongPolicy
 from floodmark.site import Site
 from floodmark.site.transaction import Transaction
 from floodmark.testing.clock import SimulatedTime
@@ -258,6 +258,14 @@ def test_a_log_refuses_what_it_cannot_keep(place: Place) -> None:
         OrderedLog(place.site, NAME, ordering="conflicts")
     with pytest.raises(InvalidArgument, match="interval"):
         log.change_interval(timedelta(0))
+    refused: list[Any] = ["text", None, bytes(1_048_577)]
+    for entry in refused:
+        with pytest.raises(InvalidValue, match="an entry of a log is bytes"):
+            log.append(entry)
+        with pytest.raises(InvalidValue, match="an entry"), place.site.transaction() as transaction:
+            log.append(entry, transaction=transaction)
+    # A position that the site has not come to, as that of another site.
+    assert list(log.read(since=1 << 63)) == []
     with pytest.raises(InvalidArgument, match="position"):
         list(log.read(since=-1))
     with pytest.raises(InvalidArgument, match="ordering"):

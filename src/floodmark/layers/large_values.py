@@ -171,12 +171,14 @@ class LargeValues:
         self, start: bytes, end: bytes | None, prefix: bytes | None, *, at: At | None, **options: Any
     ) -> Iterator[tuple[At, bytes, bytes]]:
         """Keys and their records, each with the version of the scan."""
-        keys: dict[str, Any] = {"start": b"r" + start, "end": b"s" if end is None else b"r" + end}
-        if prefix is not None:
-            keys = {"prefix": b"r" + prefix}
+        for bound in (start, end, prefix):
+            if not isinstance(bound, bytes | None):
+                raise InvalidArgument(f"start, end and prefix are bytes, not {bound!r:.60}")
+        keys = b"r" + start, b"s" if end is None else b"r" + end
+        within = b"r" + (prefix or b"")
 
         def rows(version: At) -> tuple[At, Iterator[tuple[bytes, bytes]]]:
-            return version, self.stored.scan(**keys, at=version, **options)
+            return version, self.stored.scan(*keys, prefix=within, at=version, **options)
 
         version, found = at_present(lambda: present(self._site), rows) if at is None else rows(at)
         for name, row in found:
@@ -310,6 +312,8 @@ class LargeValues:
         brings changes of: one that was removed, or whose backup was restored here.  A put sweeps two such
         values by itself.
         """
+        if not isinstance(older_than, timedelta):
+            raise InvalidArgument(f"older_than is a timedelta, not {older_than!r:.60}")
         return self._sweep(older_than, None)
 
     def _sweep(self, older_than: timedelta, limit: int | None) -> int:

@@ -172,6 +172,7 @@ class ObjectHistory(Generic[State]):
 
     def as_of(self, moment: datetime) -> "HistoryView[State]":
         """All objects as they were at a moment."""
+        _micros(moment)
         return HistoryView(self, moment)
 
     def names(self, *, prefix: str = "") -> Iterator[str]:

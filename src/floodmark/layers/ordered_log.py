@@ -37,7 +37,8 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from floodmark.codec.appends import NO_BUCKET, SHIFT_MAX, append_key, encode_bucket
 from floodmark.layers.ports import LayerSite, LayerTransaction, claim, present
 from floodmark.model.change import ChangeType
-from floodmark.model.errors import Conflict, InvalidArgument, VersionCollected, WrongPolicy
+from floodmark.model.errors import Conflict, InvalidArgument, InvalidValue, VersionCollected, WrongPolicy
+from floodmark.model.limits import VALUE_BYTES_MAX
 from floodmark.model.ranges import prefix_end
 from floodmark.model.version import COUNTER_BITS, VERSION_MAX, Version
 
@@ -177,6 +178,8 @@ class OrderedLog:
                 # It tells the version that it came to: the node is found by it, or the span is over.
                 self._conflicts += 1
                 above, failure = _version_of(conflict), conflict
+            except InvalidValue as error:
+                raise _refused(entry) from error
             else:
                 return LogPosition(version)
         raise failure
@@ -198,6 +201,8 @@ class OrderedLog:
         """Append in a transaction, at a version in the span that it reads at."""
         read_version = transaction.read_version
         before, shift = self._permit_above(read_version)
+        if type(entry) is not bytes or len(entry) > VALUE_BYTES_MAX:
+            raise _refused(entry)
         if self.ordering == "commit":
             transaction.append(self.stored, self._entries, entry, shift=shift, before=before)
             return
@@ -320,7 +325,7 @@ class OrderedLog:
             position = self._read_trimmed(None)
         while True:
             until = LogPosition(self._site.resolved_version(), _INDEX_MAX)
-            for page in self._read(position, until):
+            for page in self._read(position, until) if position < until else ():
                 yield zip(_positions_of([key for key, _ in page]), map(itemgetter(1), page), strict=True)
             if not follow:
                 return
@@ -493,6 +498,11 @@ def _encode(ordering: Ordering, shifts: list[tuple[int, int]]) -> bytes:
 
 def _decode(row: bytes) -> tuple[Ordering, list[tuple[int, int]]]:
     return _ORDERINGS[row[:1]], list(_SHIFTS.iter_unpack(row[1:]))
+
+
+def _refused(entry: object) -> InvalidValue:
+    found = f"{len(entry):,} bytes" if isinstance(entry, bytes) else f"{entry!r:.60}"
+    return InvalidValue(f"an entry of a log is bytes, {VALUE_BYTES_MAX:,} at most, not {found}")
 
 
 def _position(given: LogPosition | Version, *, end: bool = False) -> LogPosition:
