@@ -23,8 +23,8 @@ class NodeProcess:
     def __init__(self, database: str, number: int, directory: Path, *options: str) -> None:
         self.number = number
         self.port = free_port()
-        self._command = [sys.executable, "-m", "floodmark.cli", "serve", database, "--site", SITE]
-        self._command += ["--node", str(number), "--listen", f"127.0.0.1:{self.port}", "--json", *options]
+        self.command = [sys.executable, "-m", "floodmark.cli", "serve", database, "--site", SITE]
+        self.command += ["--node", str(number), "--listen", f"127.0.0.1:{self.port}", "--json", *options]
         self._scheme = "grpc+tls" if "--tls-key" in options else "grpc"
         self._log = directory / f"node-{number}.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -38,7 +38,7 @@ class NodeProcess:
         """Start it, and return the line that says that it serves."""
         log: IO[bytes]
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=log)
+            self._process = subprocess.Popen(self.command, stdout=subprocess.PIPE, stderr=log)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, self._log.read_text()

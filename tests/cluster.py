@@ -1,13 +1,14 @@
 """Several nodes of one site in one process, on one engine and under one time."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 
 from floodmark.codec.values import encode_value
-from floodmark.engine import MemoryEngine
+from floodmark.engine import Guard, MemoryEngine
 from floodmark.host.background import Background
+from floodmark.host.catalog import generations_of, load_namespaces
 from floodmark.host.directory import new_identity
 from floodmark.host.embedded import EmbeddedHost
 from floodmark.model.batch import mint_batch
@@ -16,6 +17,8 @@ from floodmark.model.limits import NODES_MAX
 from floodmark.model.partition import Fate, PartitionMap
 from floodmark.model.version import VERSION_MAX, Version
 from floodmark.partition import FAMILIES, LocalPartition
+from floodmark.partition.families import CEILING
+from floodmark.partition.fencing import load_number, numbered
 from floodmark.partition.layout import load_partitions
 from floodmark.partition.membership import BEAT_MS, DEAD_MS, SharedNode
 from floodmark.routing import Router
@@ -31,10 +34,16 @@ LATER = b"\x00\x00\x01zoe"
 class Cluster:
     """Nodes that tick together."""
 
-    def __init__(self, nodes: int = 2, site_id: int = 1, time: SimulatedTime | None = None) -> None:
+    def __init__(
+        self,
+        nodes: int = 2,
+        site_id: int = 1,
+        time: SimulatedTime | None = None,
+        engine: MemoryEngine | None = None,
+    ) -> None:
         self.time = time or SimulatedTime()
         self.site_id = site_id
-        self.engine = MemoryEngine(FAMILIES)
+        self.engine = engine or MemoryEngine(FAMILIES)
         self.offsets = dict.fromkeys(range(1, NODES_MAX), 0)
         self.nodes = [self.start(number + 1) for number in range(nodes)]
         self.tick(*self.nodes)
@@ -47,6 +56,7 @@ class Cluster:
             time_source=lambda: self.time() + self.offsets[number],
             elapsed_source=self.time,
             url=f"grpc://oslo-{number}:7100",
+            load_generations=lambda engine: generations_of(load_namespaces(engine)),
         )
 
     def tick(self, *nodes: SharedNode, times: int = 1) -> None:
@@ -94,14 +104,45 @@ class ClusterNodes:
             shared.node.refresh()
 
     def resolved_version(self) -> Version:
+        if any(shared.clock._lock.locked() for shared in self._sites.cluster.nodes):
+            return 0
         return min(partition.resolved_version() for partition in self.map.partitions)
 
     def fresh_version(self) -> Version:
         for shared in self._sites.cluster.nodes:
             # A node that was fenced has written nothing above the clock of its successor.
             with suppress(NodeFenced):
-                self._shared.node.committer.observe(shared.clock.now())
+                latest = shared.clock.now() if self._sites.is_free(shared) else self._ceiling(shared)
+                self._shared.node.clock.pass_version(latest)
         return self._shared.clock.now()
+
+    def settled_version(self) -> Version:
+        version = self._shared.node.committer.now()
+        for shared, host in zip(self._sites.cluster.nodes, self._sites.hosts, strict=True):
+            if shared is not self._shared:
+                version = max(version, self._settle(shared, host))
+        self._shared.node.committer.swaps.learn(version)
+        for shared in filter(self._sites.is_free, self._sites.cluster.nodes):
+            shared.clock.pass_version(version)
+        return version
+
+    def _settle(self, shared: SharedNode, host: EmbeddedHost) -> Version:
+        # One that is at work does not answer.
+        if self._sites.is_free(shared) and not self._sites.is_lost():
+            with suppress(NodeFenced):
+                return host.peers.settle_peer()
+        return self._ceiling(shared)
+
+    def _ceiling(self, shared: SharedNode) -> Version:
+        return load_number(self._sites.cluster.engine, numbered(CEILING, shared.number))
+
+    def pass_ceilings(self) -> Sequence[Guard]:
+        return self._shared.pass_ceilings()
+
+    def renew_publication(self, namespace: str, generation: int) -> None:
+        keeper = self._sites.keeper
+        assert keeper is not None
+        keeper.generations.rewind_generation(namespace, generation)
 
     def held_version(self, namespace: int) -> Version:
         return self.held
@@ -126,8 +167,11 @@ class SiteCluster:
         site_id: int = 1,
         time: SimulatedTime | None = None,
         calls: CallPool | None = None,
+        engine: MemoryEngine | None = None,
     ) -> None:
-        self.cluster = Cluster(nodes, site_id, time)
+        self.cluster = Cluster(nodes, site_id, time, engine)
+        # Whether a call to another node gets lost.
+        self.is_lost: Callable[[], bool] = lambda: False
         self.name = name
         self._calls = calls
         self.nodes: list[ClusterNodes] = []
@@ -159,6 +203,10 @@ class SiteCluster:
         )
         shared.engine.load_catalog = host.load_catalog
         return host
+
+    def is_free(self, shared: SharedNode) -> bool:
+        """Whether a node answers calls: no thread holds its turn, or its clock."""
+        return bool(shared.node.storage.turn._free) and not shared.clock._lock.locked()
 
     def renew(self) -> None:
         """Open hosts again over nodes that have begun anew, or begun or ceased to keep the site."""

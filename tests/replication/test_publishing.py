@@ -195,7 +195,7 @@ def test_the_model_catches_older_changes_that_come_back(monkeypatch: pytest.Monk
 
 
 def test_the_model_catches_a_replay_of_what_the_data_set_replaces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("floodmark.host.publishing.is_later", lambda *_: True)
+    monkeypatch.setattr("floodmark.host.publishing.is_above", lambda *_: True)
     run_until_it_fails()
 
 

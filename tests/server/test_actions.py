@@ -88,7 +88,7 @@ def test_what_moves_positions_or_changes_settings_is_audited() -> None:
     # The first looks at everything and changes nothing; nodes ask each other the others many times a second.
     assert unaudited == {
         "administration.examine",
-        *("peers.fate", "peers.peer_versions", "peers.sync_peer"),
+        *("peers.fate", "peers.peer_versions", "peers.settle_peer", "peers.sync_peer"),
         *("peers.run_commands", "peers.peer_heat", "peers.peer_partitions", "peers.refresh_peer"),
         *("prepare", "prepare_batch", "commit_prepared", "abort_prepared", "ended_prepared"),
         *("validate", "reserve", "settle", "repair"),

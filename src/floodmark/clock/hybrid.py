@@ -69,6 +69,11 @@ class HybridClock:
         # The highest version minted or seen.  Read without the lock: it only grows.
         self.latest: Version = 0 if upper_bound is None else self._bound
 
+    @property
+    def bound(self) -> Version:
+        """The stored bound, at or above all versions that were minted or seen."""
+        return self._bound
+
     def now(self) -> Version:
         """Mint a version above all that were minted or observed here."""
         with self._lock:

@@ -7,26 +7,34 @@ replaced stands still.  One without a promise stands below the beginning of its 
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import count
 from threading import Event, Lock
 from typing import Final, TypeVar
 
 from floodmark.clock import TimeSource
+from floodmark.clock.hybrid import BOUND_LEAD_MS
+from floodmark.engine import Guard
+from floodmark.host.catalog import Rewound
 from floodmark.host.local import LocalVersions
-from floodmark.host.maps import NodeMaps
+from floodmark.host.maps import NodeMaps, takeover_backoff
 from floodmark.host.parts import SiteParts
-from floodmark.host.peers import ASK_SECONDS, FATE, PASS_PEER_VERSION, SYNC_PEER, Peers
-from floodmark.host.ports import PeerVersions
-from floodmark.model.errors import FloodmarkError, NotKeeper, PartitionMoved, Unreachable
+from floodmark.host.peers import ASK_SECONDS, FATE, PASS_PEER_VERSION, SETTLE_PEER, SYNC_PEER, Peers
+from floodmark.host.ports import GenerationPort, PeerVersions
+from floodmark.model.errors import FloodmarkError, NotKeeper, PartitionMoved, PartitionStopped, Unreachable
 from floodmark.model.partition import Fate, Partition
 from floodmark.model.version import VERSION_MAX, Version, physical_ms
 from floodmark.partition.families import CEILING
-from floodmark.partition.fencing import load_keeper
+from floodmark.partition.fencing import highest_ceiling, load_keeper, load_number, numbered
 from floodmark.partition.layout import read_metadata
 from floodmark.partition.membership import SharedNode
 from floodmark.routing.batches import ask_fate, forget_ended
+from floodmark.wire import port_methods
 from floodmark.wire.messages import Method
 
+REWIND_GENERATION: Final[Method[Rewound]] = port_methods(GenerationPort, "administration")[
+    "administration.rewind_generation"
+]
 # How long a node that gave no answer is not asked again.
 SILENT_MS: Final = 1_000
 # A version that is read may be ahead of the clock of a partition's owner by 250 ms; clocks differ by less.
@@ -102,17 +110,20 @@ class OtherNodes:
 
         A node that cannot be asked has written nothing above its ceiling.
         """
-        clock = self._shared.clock
         version = self._shared.node.committer.read_version()
         for key, stored in read_metadata(self._shared.engine, CEILING):
             node, ceiling = int.from_bytes(key[len(CEILING) :], "big"), int.from_bytes(stored, "big")
             if node != self._shared.number and ceiling > version:
                 answer = self._ask(node)
                 version = max(version, ceiling if answer is None else answer.read)
-        ahead_ms = physical_ms(version) - clock.time_source()
-        if ahead_ms > AHEAD_MS_MAX:
-            Event().wait((ahead_ms - AHEAD_MS_MAX) / 1_000)
+        self._let_time_pass(physical_ms(version) - AHEAD_MS_MAX)
         return version
+
+    def _let_time_pass(self, until_ms: int) -> None:
+        """Wait as long as it takes to a time."""
+        left_ms = until_ms - self._shared.clock.time_source()
+        if left_ms > 0:
+            Event().wait(left_ms / 1_000)
 
     def call_all(self, method: Method[None], *args: object) -> None:
         """Call all other nodes that live."""
@@ -156,16 +167,57 @@ class OtherNodes:
         committer.observe(self.read_version())
         return committer.now()
 
+    def settled_version(self) -> Version:
+        shared, committer = self._shared, self._shared.node.committer
+        committer.sync()
+        version = committer.now()
+        for key, _ in read_metadata(shared.engine, CEILING):
+            node = int.from_bytes(key[len(CEILING) :], "big")
+            if node != shared.number:
+                version = max(version, self._settle(node))
+        committer.swaps.learn(version)
+        # So that all resolve it soon; one that cannot be asked now does when its clock has passed it.
+        with suppress(FloodmarkError):
+            self.call_all(PASS_PEER_VERSION, version)
+        self._let_time_pass(physical_ms(highest_ceiling(shared.engine)) - BOUND_LEAD_MS)
+        return version
+
+    def _settle(self, node: int) -> Version:
+        """A version above all that another node has written: its ceiling, if it answers no reads any more."""
+        backoff = takeover_backoff()
+        while node in self._shared.membership.living():
+            try:
+                return self._peers.at(node).call(SETTLE_PEER)
+            except FloodmarkError as error:
+                pause_ms = backoff.next_ms()
+                if pause_ms is None:
+                    raise PartitionStopped(
+                        f"node {node} beats, and does not answer ({error}); try again", node=node
+                    ) from error
+                Event().wait(pause_ms / 1_000)
+        return load_number(self._shared.engine, numbered(CEILING, node))
+
+    def pass_ceilings(self) -> Sequence[Guard]:
+        return self._shared.pass_ceilings()
+
+    def renew_publication(self, namespace: str, generation: int) -> None:
+        keeper = self._peers.at(self._require_keeper_node())
+        # It holds what the publication needs, and has less left to copy in the end.
+        keeper.call(REWIND_GENERATION, namespace, generation)
+
     def held_version(self, namespace: int) -> Version:
         beats = self._shared.membership.living().values()
         held = (beat.held.get(scope) for beat in beats for scope in (0, namespace))
         return min((version for version in held if version is not None), default=VERSION_MAX)
 
     def fate(self, transaction: str) -> Fate:
+        return self._peers.at(self._require_keeper_node()).call(FATE, transaction)
+
+    def _require_keeper_node(self) -> int:
         keeper = load_keeper(self._shared.engine)
         if keeper is None:
             raise NotKeeper("no node keeps the site yet; try again")
-        return self._peers.at(keeper.node).call(FATE, transaction)
+        return keeper.node
 
     def batch_fate(self, batch: str, siblings: Sequence[bytes]) -> Fate:
         return ask_fate(self._call_quickly, batch, siblings)

@@ -24,7 +24,7 @@ from floodmark.model.limits import NAMESPACES_MAX, TTL_MAX
 from floodmark.model.names import require_name
 from floodmark.model.version import Version
 from floodmark.partition import META, Storage, load_metadata
-from floodmark.partition.generations import GenerationsEngine, Since
+from floodmark.partition.generations import NOT_READ, GenerationsEngine, Since
 
 RETENTION: Final = timedelta(hours=24)
 
@@ -83,7 +83,8 @@ class GenerationRow(msgspec.Struct, frozen=True, kw_only=True):
 
     It holds the data set as of `base`, which was loaded, and the changes above `base` up to `position`, which
     were replayed.  It is read from version `since` on, and below `until`.  The rows of the data set have the
-    stamp of the base at site `origin`; that is 0 if they keep those that they had, as in a rollback.
+    stamp of the base at site `origin`; that is 0 if they keep those that they had, as in a rollback.  Once it
+    has `joined`, it gets all writes, before it is read.
     """
 
     number: int
@@ -95,6 +96,7 @@ class GenerationRow(msgspec.Struct, frozen=True, kw_only=True):
     position: Version = 0
     loaded: int = 0
     replayed: int = 0
+    joined: bool = False
     origin: int = 0
     # Of a rollback: the number of the generation whose records it took.
     source: int | None = None
@@ -188,14 +190,23 @@ def load_namespaces(engine: Engine) -> list[NamespaceRow]:
 
 
 def generations_of(rows: Iterable[NamespaceRow]) -> tuple[dict[bytes, list[Since]], list[bytes]]:
-    """What an engine shows of some namespaces: the generations that are read, and the ids of all others."""
+    """What an engine shows of some namespaces: those that are read or written, and the ids of all."""
     hidden: list[bytes] = []
     table: dict[bytes, list[Since]] = {}
     for row in rows:
-        read = [each for each in row.generations if each.since is not None]
-        if any(each.id != row.id for each in read):
+        written = [each for each in row.generations if each.since is not None]
+        if row.loading is not None and row.loading.joined:
+            written.append(row.loading)
+        if any(each.id != row.id for each in written):
             table[encode_namespace(row.id)] = [
-                Since(each.since or 0, encode_namespace(each.id), each.stamp) for each in read
+                Since(
+                    NOT_READ if each.since is None else each.since,
+                    encode_namespace(each.id),
+                    each.stamp,
+                    each.base,
+                    each.source,
+                )
+                for each in written
             ]
         hidden += [encode_namespace(each.id) for each in row.generations if each.id != row.id]
     return table, hidden
@@ -362,6 +373,10 @@ class Catalog:
         rows = [row for row in list(self._rows.values()) if namespace in (None, row.id)]
         swaps = [swap for row in rows if (swap := row.swap_after(position)) is not None]
         return min(swaps, default=None)
+
+    def swapped_version(self) -> Version:
+        """The version of the last swap of any namespace."""
+        return max((each.since or 0 for row in self._rows.values() for each in row.generations), default=0)
 
     def live(self) -> list[NamespaceRow]:
         """The namespaces that were not dropped, by name."""

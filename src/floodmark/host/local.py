@@ -169,6 +169,14 @@ class LocalPeers(LocalPort):
     def sync_peer(self) -> None:
         self._node.committer.sync()
 
+    def settle_peer(self) -> Version:
+        # Between two rounds: all versions that were minted for writes are below the one that is returned.
+        with self._node.storage.settled():
+            self._node.committer.sync_in_turn()
+            version = self._node.clock.now()
+        self._node.storage.entrance.catch_up()
+        return version
+
     def pass_peer_version(self, version: Version) -> None:
         self._node.committer.observe(version)
 

@@ -23,6 +23,7 @@ from floodmark.clock.backoff import Backoff
 from floodmark.engine import Engine
 from floodmark.host.administration import NodeAdministration, NodePartitions
 from floodmark.host.asking import NodeVersions, OtherNodes
+from floodmark.host.catalog import generations_of, load_namespaces
 from floodmark.host.directory import Identity
 from floodmark.host.embedded import BuildHost, EmbeddedHost
 from floodmark.host.maps import NodeMaps, NodeMoves, takeover_backoff
@@ -135,6 +136,7 @@ class NodeHost(Host):
             time_source=time_source,
             elapsed_source=elapsed_source,
             skew_ms_max=skew_ms_max,
+            load_generations=lambda engine: generations_of(load_namespaces(engine)),
         )
         self._peers = Peers(self.peer_token)
         self.others = OtherNodes(self.shared, self._peers, elapsed_source)

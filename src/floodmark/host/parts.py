@@ -7,6 +7,7 @@ about them.  The others have copies, and each table says how old a copy may be:
 |---------------------|---------------------------------------------|--------------------------------------|
 | catalog, topology   | what may be written where; reads of dropped | writes: no age, the epoch guards     |
 |                     | namespaces; sites that are rejoining        | them; reads: a second, see `refresh` |
+| generations         | where records are read and written          | no age as of a version (`learn`)     |
 | positions of links  | admission of copied changes                 | no age: the row guards the round     |
 |                     | watermarks of heartbeats                    | any age: an old one claims less      |
 | collected, horizons | which reads and copies are refused          | no age: read from the engine         |
@@ -18,6 +19,7 @@ A new keeper builds its tables anew from the engine, after it has the lease.
 from collections.abc import Sequence
 from typing import Protocol
 
+from floodmark.engine import Guard
 from floodmark.feed import SafePoints
 from floodmark.host.catalog import Catalog
 from floodmark.host.directory import Identity
@@ -38,6 +40,21 @@ class SiteNodes(Protocol):
     def fresh_version(self) -> Version:
         """A new version of this node, above all that any node has minted before the call."""
 
+    def settled_version(self) -> Version:
+        """A version above all that was written before the call, which is published when it is resolved.
+
+        All nodes that answer reads know the catalog that was stored before the call.
+        """
+
+    def pass_ceilings(self) -> Sequence[Guard]:
+        """Move the clock past all that other nodes may have stamped or announced.
+
+        The guards hold while that is so.  The caller holds the turn.
+        """
+
+    def renew_publication(self, namespace: str, generation: int) -> None:
+        """Let the keeper hold what a publication needs, on which this node is at work."""
+
     def held_version(self, namespace: int) -> Version:
         """The lowest version that readers at other nodes hold; `VERSION_MAX` if there is none."""
 
@@ -53,9 +70,20 @@ class OneNode:
 
     def __init__(self, node: Node) -> None:
         self.fresh_version = node.committer.now
+        self._committer = node.committer
 
     def require_keeper(self) -> None:
         pass
+
+    def settled_version(self) -> Version:
+        self._committer.sync()
+        return self._committer.now()
+
+    def pass_ceilings(self) -> Sequence[Guard]:
+        return ()
+
+    def renew_publication(self, namespace: str, generation: int) -> None:
+        raise AssertionError("a site of one process keeps itself")
 
     def held_version(self, namespace: int) -> Version:
         return VERSION_MAX
@@ -86,8 +114,12 @@ class SiteParts:
         storage.entrance.admit = self.links.admit
 
     def load_catalog(self) -> None:
-        """Load the namespaces and the topology, which the catalog's epoch covers.  Call it in the turn."""
+        """Load the namespaces and the topology, which the catalog's epoch covers.  Call it in the turn.
+
+        What is written from then on lies above the swaps that were learnt.
+        """
         self.catalog.load()
+        self.node.clock.pass_version(self.catalog.swapped_version())
         self.members.load()
 
     def refresh(self) -> None:

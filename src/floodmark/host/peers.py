@@ -12,6 +12,7 @@ from floodmark.engine import Engine, Guard
 from floodmark.host.ports import PeerCredentials, PeerPort, PeerVersions
 from floodmark.model.errors import Unreachable
 from floodmark.model.partition import Fate
+from floodmark.model.version import Version
 from floodmark.partition import META
 from floodmark.partition.families import NODES_SECRET
 from floodmark.wire import Connection, Connections, RemoteCalls, port_methods
@@ -25,6 +26,7 @@ _METHODS: Final = port_methods(PeerPort, "peers")
 PEER_VERSIONS: Final[Method[PeerVersions]] = _METHODS["peers.peer_versions"]
 SYNC_PEER: Final[Method[None]] = _METHODS["peers.sync_peer"]
 FATE: Final[Method[Fate]] = _METHODS["peers.fate"]
+SETTLE_PEER: Final[Method[Version]] = _METHODS["peers.settle_peer"]
 PASS_PEER_VERSION: Final[Method[None]] = _METHODS["peers.pass_peer_version"]
 REFRESH_PEER: Final[Method[None]] = _METHODS["peers.refresh_peer"]
 

@@ -353,6 +353,10 @@ class PeerPort(Protocol):
         """Move the clock of this node past a version; ClockSkew if it is too far ahead."""
 
     @Action(Role.ADMIN, Scope.SITE, repeatable=True, anywhere=True)
+    def settle_peer(self) -> Version:
+        """A version above all that this node has written; it knows the catalog, and all is durable."""
+
+    @Action(Role.ADMIN, Scope.SITE, repeatable=True, anywhere=True)
     def peer_partitions(self) -> list[PartitionStatistics]:
         """The partitions of this node."""
 

@@ -6,9 +6,16 @@
 2. **Rewind.**  What was written since the base is copied from the change log, at the versions that it has.
    Base and changes have ascending stamps, so on each key the newest version wins, as everywhere.  Each pass
    leaves less to do: the writes of the time that it took.
-3. **Swap.**  In the turn to write, in which nothing else is written, the last changes are copied and the
-   catalog is stored, at a fresh version X.  Before a reader can be at X, the engine shows the new generation
-   (`partition/generations.py`).  Writers wait for these few milliseconds.
+3. **Join.**  From a change of the catalog on, all writes go to both generations
+   (`partition/generations.py`).  What was written before is copied once it is resolved; then the new
+   generation has all changes.  No writer waits.
+4. **Swap.**  The catalog is stored once more, at a fresh version X.  Before a reader can be at X, the engine
+   shows the new generation.
+
+**Several nodes.**  The keeper publishes.  A change of the catalog raises its epoch, so a node that has not
+loaded it writes nothing more.  X lies above the ceilings of all nodes, and these guard the write of the swap.
+So no node has announced or answered for a version at or above X.  One that raises its ceiling later
+looks at the catalog before it answers as of a version up to there (`partition/learning.py`).
 
 A crash before the swap leaves the old generation, and the publisher goes on.  If it does not, its safe point
 expires, and garbage collection removes what was loaded.
@@ -17,13 +24,14 @@ expires, and garbage collection removes what was loaded.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from threading import RLock
+from threading import Event, RLock
 from typing import Final
 
 import msgspec
 import numpy
 from numpy.typing import NDArray
 
+from floodmark.clock.backoff import Backoff
 from floodmark.codec.ordered import (
     RAW,
     VERSION_BYTES,
@@ -35,21 +43,23 @@ from floodmark.codec.ordered import (
     qualify_range,
 )
 from floodmark.codec.records import add_origins, rename_keys
-from floodmark.codec.stamps import encode_stamp, find_origins, is_later
+from floodmark.codec.stamps import find_origins
 from floodmark.codec.values import DELETED
 from floodmark.columns.column import Column
 from floodmark.columns.packed import pack
 from floodmark.columns.pairs import Pairs
-from floodmark.engine import WriteRow
+from floodmark.engine import Engine, WriteRow
 from floodmark.feed.reading.columns import Columns
 from floodmark.feed.reading.reader import ChangeReader, gather_lines
 from floodmark.host.catalog import GenerationRow, GenerationState, NamespaceRow, Rewound, stored, with_changes
 from floodmark.host.parts import LocalPort, SiteParts
 from floodmark.merge.policies import LAST_WRITE
 from floodmark.model.errors import (
+    CatalogChanged,
     FloodmarkError,
     InvalidArgument,
     InvalidConfiguration,
+    NotKeeper,
     PartitionStopped,
     PublicationConflict,
     VersionCollected,
@@ -62,7 +72,7 @@ from floodmark.model.version import Version, moment_of, physical_ms
 from floodmark.partition.commit.entering import WriteKind
 from floodmark.partition.commit.expiry_index import index_rows, may_expire
 from floodmark.partition.families import DATA
-from floodmark.partition.generations import GenerationsEngine, below, place
+from floodmark.partition.generations import below, is_above, place
 from floodmark.partition.node import Node
 
 # A publication of which nothing was heard for so long is over.
@@ -71,8 +81,8 @@ PUBLISHING: Final = timedelta(hours=1)
 KEPT_FOR: Final = timedelta(days=3)
 # How long a pass of the rewind may take; the publisher asks for the next one.
 PASS_MS_MAX: Final = 5_000
-# What may be left to copy while writers wait.
-SWAP_CHANGES_MAX: Final = 1_000
+# How long the swap waits for what was written before it; a takeover takes 5 to 8 seconds.
+JOIN_MS_MAX: Final = 30_000
 SWAP_TRIES_MAX: Final = 50
 # Records that a rollback copies at once.
 _COPIED_ROWS_MAX: Final = 50_000
@@ -124,7 +134,7 @@ class LocalGenerations(LocalPort):
             if base:
                 self._node.observe(base)
                 self._require_later(row, base, 0 if brought else self._node.retention.trimmed_version())
-            base = base or self._node.committer.read_version()
+            base = base or self._site.nodes.fresh_version()
             self._hold(row, max(base, self._node.retention.collected_version(row.id)) if brought else base)
             return self._begin(row, base, publisher, source=None, origin=origin)
 
@@ -151,6 +161,8 @@ class LocalGenerations(LocalPort):
             return 0
         ordered = rows if isinstance(rows, Pairs) and rows.is_ordered else Pairs.of(rows)
         keys, values = ordered.columns()
+        # At a node that does not keep the site.
+        self._node.storage.entrance.catch_up()
         row = self._row(namespace)
         self._node.storage.entrance.check(keys, values, WriteKind.PUT)
         if any(not key.startswith(encode_namespace(namespace)) for key in (keys[0], keys[-1])):
@@ -164,8 +176,7 @@ class LocalGenerations(LocalPort):
             values = Column(add_origins(pack(values).to_arrow(), bases, generation.origin))
         now_ms = self._node.clock.time_source()
         if now_ms - self._renewed_at_ms > _RENEWED_EVERY_MS:
-            with self._lock:
-                self._hold(row)
+            self._renew(row, generation)
         version = encode_version(generation.base)
         engine_keys = [prefix + version for prefix in encode_prefixes(rename_keys(keys, generation.id))]
         self._load(row, number, engine_keys, list(values))
@@ -186,24 +197,17 @@ class LocalGenerations(LocalPort):
     def swap_generation(self, namespace: str, number: int, keep: int) -> GenerationRow:
         with self._lock:
             row = self._require_publishable(namespace, everywhere=True)
-            if row.present.number == number:
-                return row.present
-            for _ in range(SWAP_TRIES_MAX):
-                _settle_prepared(self._node, row)
-                self._rewind(row, number)
+            if row.present.number != number:
+                self._join(row, number)
                 # Outside the turn: all that was loaded goes to disk.
                 self._node.engine.sync()
                 with self._loads:
-                    swapped = self._swap(row, number)
-                if swapped:
-                    self._hold_kept(row, keep)
-                    self._release(_safe_point(row))
-                    return row.present
-            raise PartitionStopped(
-                f"{namespace!r} is written faster than its changes can be copied into generation {number}; "
-                "publish again when there are fewer writes",
-                namespace=namespace,
-            )
+                    self._swap(row, number)
+            self._hold_kept(row, keep)
+            self._release(_safe_point(row))
+            # All nodes read it.
+            self._site.nodes.settled_version()
+            return row.present
 
     def drop_generation(self, namespace: str, number: int) -> None:
         with self._lock:
@@ -220,7 +224,7 @@ class LocalGenerations(LocalPort):
                 self._release(_safe_point(row))
             else:
                 self._release(_kept_point(row))
-                self._require_passed(row, found)
+                _require_passed(self._node, row, found)
             self.remove_generation(row, found)
 
     def rollback_generation(
@@ -243,7 +247,7 @@ class LocalGenerations(LocalPort):
             loading = self._begin(row, source.until - 1, publisher, source=source.number, origin=0)
             try:
                 physical = encode_namespace(loading.id)
-                for keys, values in self._stored_records(source, _COPIED_ROWS_MAX):
+                for keys, values in _stored_records(self._node.engine, source, _COPIED_ROWS_MAX):
                     self._load(row, loading.number, [place(key, physical) for key in keys], values)
                 while self._rewind(row, loading.number).behind_ms > PASS_MS_MAX:
                     pass
@@ -274,67 +278,66 @@ class LocalGenerations(LocalPort):
 
     # Steps
 
-    def _swap(self, row: NamespaceRow, number: int) -> bool:
-        """Go over to a generation, in the turn; False if there is too much left to copy."""
-        storage, committer, keys = self._node.storage, self._node.committer, qualify_range(row.id)
+    def _join(self, row: NamespaceRow, number: int) -> None:
+        """Let a generation get all writes from now on, and copy those that it did not get."""
+        with self._node.storage.settled():
+            if not self._require_loading(row, number).joined:
+                self._catalog.change_generation(row, number, joined=True)
+        through = self._site.nodes.settled_version()
+        _wait_resolved(self._node, through)
+        while self._require_loading(row, number).position < through:
+            self._rewind(row, number)
+
+    def _swap(self, row: NamespaceRow, number: int) -> None:
+        """Let a generation that has joined be read, at a version that no node has announced."""
+        storage, nodes = self._node.storage, self._site.nodes
         with storage.settled():
             generation = self._require_loading(row, number)
             self._require_publishable(row.name, everywhere=True)
-            shared = bool(self._members.of(row.name))
-            committer.sync_in_turn()
-            last = self._node.clock.latest
-            batches = list(self._changes(row, generation.position, last, SWAP_CHANGES_MAX))
-            if committer.prepared.within(keys) or not batches or batches[-1].through < last:
-                return False
-            replayed = 0
-            for batch in batches:
-                copied = _above_base(batch.keys, batch.values, batch.versions, generation, self._node.site_id)
-                replayed += len(copied[0])
-                for portion in storage.cut(_rows(generation, *copied)):
-                    storage.store_later(portion)
+            # Keys that the data set lacks are gone without a tombstone.  What other sites wrote before it
+            # is left out when it comes (`published_stamps`).
+            is_shared = bool(self._members.of(row.name))
+            horizon = [] if is_shared else [self._node.retention.raise_horizon(row.id, generation.base)]
 
             def swapped(version: Version) -> list[GenerationRow]:
-                changes = {
-                    "since": version,
-                    "position": version,
-                    "replayed": generation.replayed + replayed,
-                }
                 present = row.present.number
                 return [
                     msgspec.structs.replace(each, until=version) if each.number == present else each
-                    for each in with_changes(row, number, **changes)
+                    for each in with_changes(row, number, since=version, position=version)
                 ]
 
-            # Keys that the data set lacks are gone without a tombstone.  What other sites wrote before it
-            # is left out when it comes (`published_stamps`).
-            horizon = [] if shared else [self._node.retention.raise_horizon(row.id, generation.base)]
-
             def build(version: Version) -> list[WriteRow]:
-                changed = msgspec.structs.replace(row, generations=swapped(version))
-                return [stored(changed), *horizon]
+                return [stored(msgspec.structs.replace(row, generations=swapped(version))), *horizon]
 
             def show(version: Version) -> None:
                 self._catalog.show(row, swapped(version))
 
-            committer.store_in_turn(build, stored=show)
-            return True
+            self._node.committer.sync_in_turn()
+            for _ in range(SWAP_TRIES_MAX):
+                if self._node.committer.store_in_turn(build, nodes.pass_ceilings(), stored=show):
+                    return
+        raise PartitionStopped(
+            f"the clocks of other nodes went on while generation {number} of {row.name!r} was to be read; "
+            "try again",
+            namespace=row.name,
+        )
 
     def _rewind(self, row: NamespaceRow, number: int) -> Rewound:
         node = self._node
         generation = self._require_loading(row, number)
         node.committer.sync()
-        resolved = node.committer.resolve(qualify_range(row.id))
+        resolved = node.resolved_version()
         replayed, position, begun_ms = 0, generation.position, node.clock.time_source()
         if position < (begin := _log_begin(self._node, row)):
             # What the change log lacks is taken from the records.  Of a key only the newest counts.
-            for engine_keys, values in self._stored_records(row.present):
+            for engine_keys, values in _stored_records(node.engine, row.present):
                 keys, versions = _decode(row, engine_keys)
                 copied = _above_base(keys, values, versions, generation, node.site_id)
                 self._store(row, number, _rows(generation, *copied))
                 replayed += len(copied[0])
             position = min(begin, resolved)
         if resolved > position:
-            for batch in self._changes(row, position, resolved, None):
+            for batch in self._changes(row, position, resolved):
                 copied = _above_base(batch.keys, batch.values, batch.versions, generation, node.site_id)
                 self._store(row, number, _rows(generation, *copied))
                 replayed += len(copied[0])
@@ -351,18 +354,12 @@ class LocalGenerations(LocalPort):
         behind_ms = max(0, node.clock.physical_ms() - physical_ms(position))
         return Rewound(replayed, behind_ms)
 
-    def _changes(
-        self, row: NamespaceRow, since: Version, until: Version, changes_max: int | None
-    ) -> Iterator[ChangeBatch]:
-        """The changes in `(since, until]` from the change log; of more than `changes_max`, only the first."""
-        keys, changes = qualify_range(row.id), 0
+    def _changes(self, row: NamespaceRow, since: Version, until: Version) -> Iterator[ChangeBatch]:
+        """The changes in `(since, until]` from the change log."""
+        keys = qualify_range(row.id)
         since = max(since, self._node.born_version(), row.created_at)
         columns = Columns(keys, self._reader.look_up, None)
-        for batch in gather_lines(self._node.read_log(since, until, keys), until, columns):
-            changes += len(batch.keys)
-            if changes_max is not None and changes > changes_max:
-                return
-            yield batch
+        return gather_lines(self._node.read_log(since, until, keys), until, columns)
 
     def _store(self, row: NamespaceRow, number: int, rows: Sequence[WriteRow]) -> None:
         """Store records of a generation that is loading; the next sync makes them durable."""
@@ -383,26 +380,13 @@ class LocalGenerations(LocalPort):
                 namespace = encode_namespace(row.id)
                 shown = (place(key, namespace) for key in engine_keys)
                 self._store(row, number, index_rows(shown, values))
-            self._require_loading(row, number)
-            self._node.storage.load(below(self._node.engine), DATA, engine_keys, values)
-
-    def _stored_records(
-        self, generation: GenerationRow, rows_max: int = PAGE_ROWS_MAX
-    ) -> Iterator[tuple[list[bytes], list[bytes]]]:
-        """Engine keys and stored values of the newest records of a generation."""
-        engine = below(self._node.engine)
-        start = RAW + encode_namespace(generation.id)
-        end, seen = prefix_end(start), b""
-        while page := engine.scan(DATA, start, end, rows_max=rows_max, bytes_max=PAGE_BYTES_MAX):
-            keys, values = [], []
-            for engine_key, value in page:
-                if not engine_key.startswith(seen) or not seen:
-                    keys.append(engine_key)
-                    values.append(value)
-                    seen = engine_key[:-VERSION_BYTES]
-            if keys:
-                yield keys, values
-            start = after(page[-1][0])
+            while True:
+                self._require_loading(row, number)
+                try:
+                    self._node.storage.load(below(self._node.engine), DATA, engine_keys, values)
+                    return
+                except CatalogChanged:
+                    continue
 
     def _end(self, row: NamespaceRow, number: int) -> None:
         """Let a generation take no more rows: its publication is over."""
@@ -414,12 +398,6 @@ class LocalGenerations(LocalPort):
     def _require_publishable(self, namespace: str, *, everywhere: bool) -> NamespaceRow:
         """A namespace that takes a data set; `everywhere` says that the sites that share it get it, too."""
         row = self._catalog.get(namespace)
-        if self._node.number or not isinstance(self._node.engine, GenerationsEngine):
-            raise InvalidConfiguration(
-                f"site {self._site.identity.site!r} is served by several nodes, which cannot publish a data "
-                "set yet; write the rows in mode append",
-                namespace=namespace,
-            )
         require_last_write(row)
         if self._members.of(namespace) and not everywhere:
             raise InvalidConfiguration(
@@ -456,17 +434,6 @@ class LocalGenerations(LocalPort):
                 oldest=max(present.base, trimmed),
             )
 
-    def _require_passed(self, row: NamespaceRow, generation: GenerationRow) -> None:
-        """Refuse to remove what readers of the past may still ask for."""
-        oldest = self._node.retention.collected_version(row.id)
-        if generation.until is not None and generation.until > oldest:
-            raise PublicationConflict(
-                f"generation {generation.number} of {row.name!r} is the history before "
-                f"{moment_of(generation.until).isoformat()}, which readers may still ask for; garbage "
-                "collection removes it after the retention of the namespace",
-                namespace=row.name,
-            )
-
     def _row(self, namespace: int) -> NamespaceRow:
         name = self._catalog.name_of(namespace)
         if name is None:
@@ -483,6 +450,16 @@ class LocalGenerations(LocalPort):
         version = max(version, _log_begin(self._node, row))
         self._site.safe_points.hold(_safe_point(row), version, PUBLISHING, row.id)
         self._renewed_at_ms = self._node.clock.time_source()
+
+    def _renew(self, row: NamespaceRow, generation: GenerationRow) -> None:
+        try:
+            self._site.nodes.require_keeper()
+        except NotKeeper:
+            self._site.nodes.renew_publication(row.name, generation.number)
+            self._renewed_at_ms = self._node.clock.time_source()
+            return
+        with self._lock:
+            self._hold(row)
 
     def _hold_kept(self, row: NamespaceRow, keep: int) -> None:
         """Hold what was written since the end of the generations that stay: a rollback takes it over."""
@@ -507,11 +484,30 @@ def require_last_write(row: NamespaceRow) -> None:
         )
 
 
-def _settle_prepared(node: Node, row: NamespaceRow) -> None:
-    """Bring the prepared writes of a namespace to their end."""
-    for write in node.committer.prepared.within(qualify_range(row.id)):
-        for key in write.keys:
-            node.map.route(key).settle((key,), node.committer.now())
+def _require_passed(node: Node, row: NamespaceRow, generation: GenerationRow) -> None:
+    """Refuse to remove what readers of the past may still ask for."""
+    oldest = node.retention.collected_version(row.id)
+    if generation.until is not None and generation.until > oldest:
+        raise PublicationConflict(
+            f"generation {generation.number} of {row.name!r} is the history before "
+            f"{moment_of(generation.until).isoformat()}, which readers may still ask for; garbage "
+            "collection removes it after the retention of the namespace",
+            namespace=row.name,
+        )
+
+
+def _wait_resolved(node: Node, through: Version) -> None:
+    """Wait for prepared writes below a version, and for partitions that have to be taken over."""
+    backoff = Backoff(1, longest_ms=250, budget_ms=JOIN_MS_MAX)
+    while (resolved := node.resolved_version()) < through:
+        pause_ms = backoff.next_ms()
+        if pause_ms is None:
+            raise PartitionStopped(
+                f"what was written up to version {through} is not resolved yet, only up to {resolved}: a "
+                "transaction is open, or a partition has no owner. Try again",
+                version=through,
+            )
+        Event().wait(pause_ms / 1_000)
 
 
 def _log_begin(node: Node, row: NamespaceRow) -> Version:
@@ -537,18 +533,31 @@ def _above_base(
     generation: GenerationRow,
     site_id: int,
 ) -> tuple[list[bytes], list[bytes], list[Version]]:
-    """Keys, values and versions of those changes whose stamp is above that of the data set.
-
-    A rollback keeps changes of other sites that came late: their stamps say nothing about what came before.
-    """
-    loaded = generation.stamp or encode_stamp(generation.base, site_id)
+    """Keys, values and versions of those changes whose stamp is above that of the data set."""
     copied = [
         (key, value, version)
         for key, value, version, origin in zip(keys, values, versions, find_origins(values), strict=True)
-        if is_later(origin or encode_stamp(version, site_id), loaded)
-        or (generation.source is not None and origin[-1] != site_id)
+        if is_above(generation, origin, version, site_id)
     ]
     return [key for key, _, _ in copied], [value for _, value, _ in copied], [each for _, _, each in copied]
+
+
+def _stored_records(
+    engine: Engine, generation: GenerationRow, rows_max: int = PAGE_ROWS_MAX
+) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    """Engine keys and stored values of the newest records of a generation."""
+    start = RAW + encode_namespace(generation.id)
+    end, seen = prefix_end(start), b""
+    while page := below(engine).scan(DATA, start, end, rows_max=rows_max, bytes_max=PAGE_BYTES_MAX):
+        keys, values = [], []
+        for engine_key, value in page:
+            if not engine_key.startswith(seen) or not seen:
+                keys.append(engine_key)
+                values.append(value)
+                seen = engine_key[:-VERSION_BYTES]
+        if keys:
+            yield keys, values
+        start = after(page[-1][0])
 
 
 def _decode(row: NamespaceRow, engine_keys: Sequence[bytes]) -> tuple[list[bytes], list[Version]]:

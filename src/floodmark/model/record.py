@@ -65,12 +65,14 @@ class AtomicAnswer(msgspec.Struct, frozen=True, array_like=True):
 
     Nothing at or below `resolved` was still to come when the first record was read.  `siblings` has the keys
     of batches by their versions, as places in the keys and `among` of the request; a batch that is missing
-    above `resolved` is not known any more.
+    above `resolved` is not known any more.  `swapped` is the version of the last swap that the node knows in
+    the namespaces of the keys and of `among`.
     """
 
     resolved: Version
     records: list[AtomicRecord]
     siblings: dict[Version, list[int]] = {}
+    swapped: Version = 0
 
 
 class FoundRecord(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ from floodmark.partition.commit.batches import BatchCache
 from floodmark.partition.committer import Committer
 from floodmark.partition.deciding import Serving, route
 from floodmark.partition.families import DATA
-from floodmark.partition.generations import shown
+from floodmark.partition.generations import shown, swapped_at
 from floodmark.partition.read.records import decode_record, read_record
 
 # Keys that are read from the engine at once: the values of more might need too much memory.
@@ -48,6 +48,7 @@ def read_batches(
     while True:
         present, resolved = shown(engine), _resolve(committer, clock, keys)
         records = _read(engine, keys, at, committer.place.site, clock.physical_ms())
+        swapped = max(swapped_at(engine, each) for each in {key[:NAMESPACE_BYTES] for key in (*keys, *among)})
         # Once more if a data set was published while the records were read.
         if present is shown(engine):
             break
@@ -58,7 +59,7 @@ def read_batches(
     # Within one answer, nothing at or below its resolved version can be missing.
     known = 0 if among or len(records) < len(keys) else resolved
     siblings = _find_siblings(committer.place.batches, records, known, keys, among)
-    return AtomicAnswer(resolved, records, siblings)
+    return AtomicAnswer(resolved, records, siblings, swapped)
 
 
 def _read(

@@ -59,6 +59,7 @@ from floodmark.partition.counting import CommitCounting
 from floodmark.partition.families import DATA, LOG
 from floodmark.partition.floors import Announced, Floors
 from floodmark.partition.following import Followers
+from floodmark.partition.learning import KnownSwaps
 from floodmark.partition.prepared.steps import Place
 from floodmark.partition.prepared.writes import PreparedWrites
 
@@ -133,6 +134,7 @@ class Committer:
         self.counting = CommitCounting(self.prepared, clock)
         self.place = Place(self.prepared, storage, self.tail, site_id, BatchCache())
         self._announced = Announced()
+        self.swaps = KnownSwaps(storage, clock)
         self.followers = Followers(self.tail, self.resolved_version, self.sync)
         storage.on_recovery.append(self._begin_anew)
 

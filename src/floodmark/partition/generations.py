@@ -8,22 +8,25 @@ log, prepared writes, safe points, the caches of clients.  Only the records of a
     above:   MCE('r' | namespace          | user key) | ~version
     stored:  MCE('r' | physical namespace | user key) | ~version      the id is in the first group, never cut
 
-A read as of a version goes to the generation of that version, every other read and every write to the present
-one.  `show` replaces the table as a whole, inside the turn to write, so a reader sees it before or after.
+A read as of a version goes to the generation of that version, every other read to the present one.  A write
+at a version goes to the generation of that version and to all later ones.  Most often that is the present one
+alone; but a prepared write may be committed below a swap, and a generation that is about to be swapped in has
+*joined*: it gets all writes, and no reads.  `show` replaces the table as a whole, inside the turn to write;
+a reader sees it before or after.
 
 While no namespace was published, the calls of this class *are* those of the engine below.
 """
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
-from floodmark.codec.ordered import NAMESPACE_BYTES, RAW, decode_version
-from floodmark.codec.stamps import NO_STAMP
+from floodmark.codec.ordered import NAMESPACE_BYTES, RAW, VERSION_BYTES, decode_version, encode_version
+from floodmark.codec.stamps import NO_STAMP, encode_stamp, find_origins, is_later
 from floodmark.engine import Engine, EngineLimits, Guard, Row, WriteRow
 from floodmark.engine.base import DurableWrites, Measured, durable_writes
 from floodmark.model.ranges import prefix_end
-from floodmark.model.version import Version
+from floodmark.model.version import VERSION_MAX, Version
 from floodmark.partition.families import DATA
 
 _ID: Final = slice(1, 4)
@@ -34,17 +37,49 @@ _VERSIONED: Final = 8
 _TRANSLATED: Final = ("get", "get_many", "ceiling", "ceilings", "scan", "write", "delete_range")
 
 
+# The version from which a generation is read that has joined.
+NOT_READ: Final = VERSION_MAX
+
+
+class Loaded(Protocol):
+    """The records with which a generation began: those of a base, or of another generation, its source."""
+
+    @property
+    def base(self) -> Version:
+        """The version of the data."""
+
+    @property
+    def stamp(self) -> bytes:
+        """The stamp of the records; `NO_STAMP` if each has its own."""
+
+    @property
+    def source(self) -> int | None:
+        """The number of the generation from which they were copied."""
+
+
 class Since(NamedTuple):
-    """A generation of a namespace: from which version on it is read, the id of its records, and the stamp of
-    those that were published.
-    """
+    """A generation: from which version on it is read, the id of its records, and its data set."""
 
     version: Version
     physical: bytes
     stamp: bytes = NO_STAMP
+    base: Version = 0
+    source: int | None = None
 
 
-# By the id of the namespace, the generations that can be read, the oldest first.
+def is_above(data_set: Loaded, origin: bytes, version: Version, site_id: int) -> bool:
+    """Whether the stamp of a change is above that of a data set, which else replaces it.
+
+    A rollback keeps changes of other sites that came late: their stamps say nothing about what came before.
+    """
+    stamp = data_set.stamp or encode_stamp(data_set.base, site_id)
+    is_foreign = origin != NO_STAMP and origin[-1] != site_id
+    return is_later(origin or encode_stamp(version, site_id), stamp) or (
+        data_set.source is not None and is_foreign
+    )
+
+
+# By the id of the namespace, the generations that can be read, the oldest first, and one that has joined.
 Table: TypeAlias = Mapping[bytes, Sequence[Since]]
 
 
@@ -60,10 +95,17 @@ def place(engine_key: bytes, physical: bytes) -> bytes:
 class _Places:
     """A table, and what follows from it.  Never changed: a call looks at one from its begin to its end."""
 
-    def __init__(self, table: Table, hidden: Iterable[bytes]) -> None:
+    def __init__(self, table: Table, hidden: Iterable[bytes], site_id: int) -> None:
         self.table = table
-        self.present = {namespace: generations[-1].physical for namespace, generations in table.items()}
-        self.stamps = {each: found[-1].stamp for each, found in table.items() if found[-1].stamp}
+        self.site_id = site_id
+        shown = {name: [each for each in found if each.version < NOT_READ] for name, found in table.items()}
+        self.present = {namespace: generations[-1].physical for namespace, generations in shown.items()}
+        self.swapped = {namespace: generations[-1].version for namespace, generations in shown.items()}
+        self.stamps = {each: found[-1].stamp for each, found in shown.items() if found[-1].stamp}
+        # A version at or above which there is no other generation.
+        self.newest = max(self.swapped.values(), default=0)
+        # The encoded version from which a write goes to one generation alone.
+        self.borders_of_writes = {each: encode_version(found[-1].version) for each, found in table.items()}
         # The ids at which a scan over several namespaces has to look.
         self.borders = sorted({*table, *self.present.values(), *hidden})
 
@@ -101,6 +143,28 @@ class _Places:
             yield start, end, b""
 
     def move(self, rows: Iterable[WriteRow]) -> Iterator[WriteRow]:
+        """Rows with those of data in the generations that are to have them."""
+        present, borders = self.present, self.borders_of_writes
+        for row in rows:
+            family, key, value = row
+            border = borders.get(key[_ID]) if family == DATA else None
+            if border is None:
+                yield row
+            elif key[-VERSION_BYTES:] <= border:
+                yield DATA, place(key, present[key[_ID]]), value
+            else:
+                yield from self._move_to_several(key, value)
+
+    def _move_to_several(self, key: bytes, value: bytes | None) -> Iterator[WriteRow]:
+        generations, version = self.table[key[_ID]], decode_version(key)
+        first = max(bisect_right(generations, version, key=lambda each: each.version) - 1, 0)
+        yield DATA, place(key, generations[first].physical), value
+        origin = NO_STAMP if value is None else find_origins([value])[0]
+        for later in generations[first + 1 :]:
+            if version > later.base and is_above(later, origin, version, self.site_id):
+                yield DATA, place(key, later.physical), value
+
+    def move_present(self, rows: Iterable[WriteRow]) -> Iterator[WriteRow]:
         """Rows with those of data in the present generation of their namespace."""
         for row in rows:
             physical = self.present.get(row[1][_ID]) if row[0] == DATA else None
@@ -108,11 +172,16 @@ class _Places:
 
 
 class GenerationsEngine(Engine):
-    """The engine below, with the present generation of each namespace."""
+    """The engine below, with the present generation of each namespace.
 
-    def __init__(self, engine: Engine) -> None:
+    `reads` is another one, which shows the same.
+    """
+
+    def __init__(self, engine: Engine, site_id: int = 0, *, reads: "GenerationsEngine | None" = None) -> None:
         self.below = engine
-        self.places = _Places({}, ())
+        self._site_id = site_id
+        self._reads = reads
+        self.places = _Places({}, (), site_id)
         self._write_durably = durable_writes(engine)
         # Shows the generations that are stored.
         self.reload: Callable[[], None] = lambda: None
@@ -131,7 +200,9 @@ class GenerationsEngine(Engine):
 
     def show(self, table: Table, hidden: Iterable[bytes]) -> None:
         """Read and write by a table from now on; `hidden` are ids whose records no reader finds."""
-        self.places = _Places(table, hidden)
+        self.places = _Places(table, hidden, self._site_id)
+        if self._reads is not None:
+            self._reads.show(table, hidden)
         for name in _TRANSLATED:
             if self.places.borders:
                 self.__dict__.pop(name, None)
@@ -141,7 +212,7 @@ class GenerationsEngine(Engine):
     def at(self, version: Version) -> Engine:
         """The engine as a reader as of a version finds it."""
         places = self.places
-        if all(generations[-1].version <= version for generations in places.table.values()):
+        if version >= places.newest:
             return self
         view = GenerationsEngine(self.below)
         view.show({each: (Since(0, places.of(each, version)),) for each in places.table}, places.borders)
@@ -149,8 +220,7 @@ class GenerationsEngine(Engine):
 
     def swapped_at(self, namespace: bytes) -> Version:
         """The version from which the present generation of a namespace is read; 0 if it is the first."""
-        generations = self.places.table.get(namespace)
-        return generations[-1].version if generations else 0
+        return self.places.swapped.get(namespace, 0)
 
     # The port
 
@@ -210,6 +280,10 @@ class GenerationsEngine(Engine):
 
     def write(self, rows: Iterable[WriteRow], guards: Sequence[Guard] = ()) -> bool:
         return self.below.write(self.places.move(rows), guards)
+
+    def remove(self, rows: Iterable[WriteRow], guards: Sequence[Guard] = ()) -> bool:
+        """Remove rows of the present generation alone: others may still need what is garbage there."""
+        return self.below.write(self.places.move_present(rows), guards)
 
     def _write_translated(self, rows: Iterable[WriteRow], guards: Sequence[Guard] = ()) -> bool:
         places = self.places

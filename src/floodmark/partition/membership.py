@@ -9,7 +9,7 @@ simulation calls both with `tick`.
 """
 
 import logging
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -35,6 +35,7 @@ from floodmark.partition.fencing import (
     load_number,
     numbered,
 )
+from floodmark.partition.generations import GenerationsEngine, Table
 from floodmark.partition.layout import read_metadata
 from floodmark.partition.node import ClosedMap, EngineBound, Node, resolved_versions
 from floodmark.partition.takeover import pass_ceiling, take_over
@@ -316,6 +317,7 @@ class SharedNode:
         elapsed_source: TimeSource,
         url: str = "",
         skew_ms_max: int = CLOCK_SKEW_MS_MAX,
+        load_generations: Callable[[Engine], tuple[Table, Iterable[bytes]]] = lambda _: ({}, ()),
         on_start: Callable[["SharedNode"], None] = lambda _: None,
     ) -> None:
         self.number = number
@@ -333,6 +335,7 @@ class SharedNode:
         self._url = url
         self._skew_ms_max = skew_ms_max
         self._written = 0
+        self._load_generations = load_generations
         # Called with each new incarnation.
         self._on_start = on_start
         self.start()
@@ -357,8 +360,15 @@ class SharedNode:
             skew_ms_max=self._skew_ms_max,
             upper_bound=ceiling,
         )
-        reads = LeasedEngine(engine, membership)
-        node = Node(engine, clock, self._site_id, number=self.number, reads=reads, entrance=self.entrance)
+        reads = GenerationsEngine(LeasedEngine(engine, membership))
+        generations = GenerationsEngine(engine, self._site_id, reads=reads)
+        # After the epoch of the catalog was noted.
+        generations.reload = lambda: generations.show(*self._load_generations(engine))
+        generations.reload()
+        engine.load_catalog = generations.reload
+        node = Node(
+            generations, clock, self._site_id, number=self.number, reads=reads, entrance=self.entrance
+        )
         node.storage.keeper_guards = engine.keeper_guards
         node.storage.entrance.catch_up = partial(_catch_up, node, engine)
         self.engine, self.membership, self.clock, self.node = engine, membership, clock, node
@@ -488,6 +498,16 @@ class SharedNode:
             or load_number(self._shared, numbered(FENCE, holder.node)) != holder.incarnation
         ):
             self._take_keeper(holder)
+
+    def pass_ceilings(self) -> Sequence[Guard]:
+        """Move the clock past all that other nodes may have stamped or announced; guards while that is so.
+
+        A node that has no ceiling yet has one of them, too.
+        """
+        keys = [numbered(CEILING, node) for node in range(NODES_MAX) if node != self.number]
+        ceilings = self.engine.get_many(META, keys)
+        self.clock.pass_version(max((int.from_bytes(each or b"", "big") for each in ceilings), default=0))
+        return [Guard(META, *each) for each in zip(keys, ceilings, strict=True)]
 
     def resolved_versions(self) -> dict[int, Version]:
         """The resolved version of each partition that this node serves."""

@@ -133,6 +133,7 @@ class Node:
         self.holds = Holds(self.committer, clock)
         self.retention = Retention(self.storage)
         if number:
+            self.committer.swaps.known = 0
             self.retention.share()
             self.committer.tail.share()
         self.expiries = Expiries(self.committer, clock, lambda: self.map, is_shared=bool(number))
@@ -282,6 +283,7 @@ class Node:
         Unreachable.  A version above the ceilings of all nodes was announced by none.
         """
         resolved = self.resolve_site()
+        self.committer.swaps.learn(resolved)
         if self.number and wanted > resolved and wanted <= highest_ceiling(self.engine):
             raise Unreachable(
                 f"node {self.number} knows all changes up to version {resolved}, and is asked for those to "

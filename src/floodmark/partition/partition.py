@@ -270,6 +270,8 @@ class LocalPartition(PreparingPartition):
             raise moved(self)
         if at > self._clock.latest:
             observe_version(self._committer, at)
+        if at > self._committer.swaps.known:
+            self._committer.swaps.learn(at)
         self._committer.wait_applied(at)
         floor = self._prepared.floor
         if floor is not None and floor < at:
@@ -429,6 +431,7 @@ class LocalPartition(PreparingPartition):
 
     def validate(self, transaction: str, reads: ReadSet, at: Version) -> None:
         self._committer.observe(at)
+        self._committer.swaps.learn(at)
         self._committer.wait_applied(at)
         Validation(self._committer, self._serving, self._collected, reads).require_unchanged_until(
             at, transaction

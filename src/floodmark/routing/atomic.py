@@ -11,6 +11,8 @@ later one if its record has the batch's stamp or a higher one.  So it does if it
 3. If siblings are not known, or the second round finds something else than the batch's own record, all keys
    are read at one fresh version.
 
+4. If a node does not know yet that a data set was published, all keys are read at one fresh version, too.
+
 **Merged records** (fields, counters) hold what many batches have added, and the mark of the last only.  One
 that is not covered by all answers is therefore taken for a batch with unknown siblings, marked or not.
 """
@@ -34,6 +36,7 @@ class FirstRound:
         self.records: dict[bytes, AtomicRecord] = {}
         self._resolved: list[tuple[Version, Sequence[bytes]]] = []
         self._siblings: dict[Version, set[bytes]] = {}
+        self._swapped: set[Version] = set()
         self._keys = keys
         router.each(keys, self._read, together=True)
 
@@ -45,6 +48,7 @@ class FirstRound:
             read, left = keys[: len(answer.records)], keys[len(answer.records) :]
             self.records.update(zip(read, answer.records, strict=True))
             self._resolved.append((answer.resolved, read))
+            self._swapped.add(answer.swapped)
             if answer.siblings:
                 request = [*keys, *others]
                 for version, places in answer.siblings.items():
@@ -54,10 +58,12 @@ class FirstRound:
     @property
     def seen(self) -> Version:
         """The highest version that was read."""
-        return max(record.version for record in self.records.values())
+        return max(*self._swapped, *(record.version for record in self.records.values()))
 
     def missed(self) -> dict[bytes, Version] | None:
         """The version at which to read each key that lacks a batch's value; None if only a snapshot helps."""
+        if len(self._swapped) > 1:
+            return None
         covered = min(self._resolved)[0]
         open_records = [
             record

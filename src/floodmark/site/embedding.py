@@ -79,7 +79,7 @@ def one_process(
     clock = HybridClock(time_source, skew_ms_max=skew_ms_max, upper_bound=upper_bound)
     if not accept_clock:
         time_source.start(physical_ms(clock.latest))
-    generations = GenerationsEngine(engine)
+    generations = GenerationsEngine(engine, identity.site_id)
     # Before the node reads: it counts changes again whose values stand with the data.
     generations.reload = lambda: generations.show(*generations_of(load_namespaces(engine)))
     generations.reload()

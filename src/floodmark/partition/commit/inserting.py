@@ -28,7 +28,7 @@ from floodmark.codec.changelog import (
     encode_log_range,
 )
 from floodmark.codec.ordered import decode_version, encode_prefixes, encode_version
-from floodmark.codec.stamps import digest_copies, encode_stamp, find_origins
+from floodmark.codec.stamps import NO_STAMP, digest_copies, encode_stamp, find_origins, is_later
 from floodmark.codec.states import CounterEntry, CounterState, decode_state, encode_state
 from floodmark.codec.values import HAS_ORIGIN
 from floodmark.engine import Engine, Row, WriteRow
@@ -46,6 +46,7 @@ from floodmark.partition.commit.commit import CommitTally, tally_one
 from floodmark.partition.commit.expiry_index import index_rows
 from floodmark.partition.commit.merging import is_state, kind_of, mark_like
 from floodmark.partition.families import DATA, LOG
+from floodmark.partition.generations import published_stamps
 from floodmark.partition.read.records import find_stored
 
 # Keys whose newest records are read at once: the values of more might need too much memory.
@@ -95,8 +96,13 @@ class Insertion:
             some = keys[start : start + _READ_KEYS]
             prefixes = encode_prefixes(some)
             newest = self._engine.ceilings(DATA, prefixes)
-            for row in zip(some, prefixes, values[start : start + _READ_KEYS], newest, strict=True):
-                self._add(*row)
+            published = published_stamps(self._engine, some) or [NO_STAMP] * len(some)
+            rows = zip(some, prefixes, values[start : start + _READ_KEYS], newest, strict=True)
+            for row, data_set in zip(rows, published, strict=True):
+                # A data set may have been published since the copy was prepared.
+                origin = find_origins([row[2]])[0] if data_set else NO_STAMP
+                if not origin or is_later(origin, data_set):
+                    self._add(*row)
 
     def _add(self, key: bytes, prefix: bytes, value: bytes, newest: Row | None) -> None:
         written: Written | None

@@ -13,6 +13,7 @@ from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.engine import Engine, Guard, WriteRow, durable_writes
 from floodmark.engine.base import BulkLoads
 from floodmark.model.errors import (
+    CatalogChanged,
     Closed,
     FloodmarkError,
     LimitExceeded,
@@ -26,6 +27,7 @@ from floodmark.model.ranges import after
 from floodmark.partition.commit.commit import Commit
 from floodmark.partition.commit.entering import Entrance
 from floodmark.partition.commit.turn import Turn
+from floodmark.partition.generations import GenerationsEngine
 
 Result = TypeVar("Result")
 
@@ -36,6 +38,7 @@ class Storage:
     def __init__(self, engine: Engine, entrance: Entrance | None = None) -> None:
         self.engine = engine
         self.write_durably = durable_writes(engine)
+        self._remove = engine.remove if isinstance(engine, GenerationsEngine) else engine.write
         self.turn: Turn[Commit] = Turn()
         self.stopped = False
         # Whether the engine failed; otherwise a caller was interrupted.
@@ -221,8 +224,8 @@ class Storage:
             )
 
     def _store_settled(self, rows: Sequence[WriteRow], guards: Sequence[Guard]) -> None:
-        with self.settled():
-            self.store_later(rows, guards)
+        with self.settled(), self._stopping():
+            self._remove(rows, guards)
 
     def remove_range(self, family: str, start: bytes, end: bytes, engine: Engine | None = None) -> None:
         """Remove a range of garbage, in portions if the engine takes only so many rows.
@@ -282,6 +285,9 @@ class Storage:
     def _stopping(self) -> Iterator[None]:
         try:
             yield
+        except CatalogChanged:
+            # Nothing was written.
+            raise
         except BaseException as failure:
             self.stop(failed=isinstance(failure, FloodmarkError))
             raise
