@@ -26,8 +26,11 @@ def test_a_file_replaces_a_namespace_and_a_rollback_brings_it_back(site: Path, t
     assert run("get", site, "prices", "kiwi", "--at", str(int(published["version"]) - 1)).lines == ["1"]
     assert run("generation", "rollback", site, "prices").code == 0
     assert run("scan", site, "prices").lines == ["kiwi\t1"]
-    states = [row["state"] for row in run("generation", "list", site, "prices", "--json").json_lines]
-    assert states == ["kept", "kept", "current"]
+    listed = run("generation", "list", site, "prices", "--json").json_lines
+    assert [row["state"] for row in listed] == ["kept", "kept", "current"]
+    # All versions are strings, as in other reports.
+    assert [listed[1][name] for name in ("base", "since")] == [published["base"], published["version"]]
+    assert isinstance(published["base"], str)
 
 
 def test_refused_rows_go_to_a_file_up_to_a_limit(site: Path, tmp_path: Path) -> None:

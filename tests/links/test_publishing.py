@@ -58,6 +58,7 @@ def test_a_file_is_published_at_all_sites_and_changes_made_since_stay(
         *("--topology", topology, "--json"),
     ).json
     assert set(published["others"]) == {"rome", "bonn"}
+    assert all(isinstance(version, str) for version in published["others"].values())
     assert users_of(oslo) == users_of(rome) == ROWS
     assert users_of(bonn) == ROWS | {b"grace": b"rear admiral"}
     done = run("replicate", "--topology", topology, "--once", "--runner", "process")

@@ -14,9 +14,8 @@ import floodmark
 from floodmark.cli.arguments import Commands, NamespaceName, OpenSite
 from floodmark.cli.commands.topology import open_others, read_topology
 from floodmark.cli.failures import Usage
-from floodmark.cli.render.output import Column, Output
+from floodmark.cli.render.output import Column, Output, plain
 from floodmark.cli.render.progress import tracked
-from floodmark.cli.render.text import show_version
 from floodmark.host.catalog import KEPT_GENERATIONS, GenerationRow
 from floodmark.model import Version
 from floodmark.model.errors import SchemaMismatch
@@ -31,9 +30,9 @@ _BYTES: Final = (pyarrow.binary(), pyarrow.string(), pyarrow.large_binary(), pya
 _COLUMNS: Final[dict[str, Column[dict[str, Any]]]] = {
     "number": "number",
     "state": "state",
-    "since": lambda each: _show(each["since"]),
-    "until": lambda each: _show(each["until"]),
-    "base": lambda each: _show(each["base"]),
+    "since": "since",
+    "until": "until",
+    "base": "base",
     "publisher": "publisher",
 }
 
@@ -182,11 +181,7 @@ def drop(site: OpenSite, output: Output, name: NamespaceName, number: Number) ->
 
 
 def _fields(generation: GenerationRow) -> dict[str, Any]:
-    return {**msgspec.structs.asdict(generation), "state": generation.state.value}
-
-
-def _show(version: Version | None) -> str:
-    return show_version(version) if version else ""
+    return {**plain(generation), "state": generation.state.value}
 
 
 def _read(path: Path, key: str) -> Iterator[tuple[Any, Any] | pyarrow.RecordBatch]:

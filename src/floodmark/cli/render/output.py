@@ -45,7 +45,11 @@ Pairs: TypeAlias = Sequence[tuple[str, object]]
 Column: TypeAlias = str | Callable[[Item], object]
 Fields: TypeAlias = Callable[[Item], Mapping[str, object]]
 
-_VERSIONS: Final = ("version", "horizon", "position", "checkpoint", "resolved", "through", "since", "until")
+_VERSIONS: Final = (
+    *("version", "horizon", "position", "checkpoint", "resolved", "through", "since", "until"),
+    # Of a data set: the moment of its data, and from when on it is read at other sites.
+    *("base", "others"),
+)
 
 
 # Values by their shape
