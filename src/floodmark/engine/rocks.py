@@ -83,6 +83,8 @@ WRITE_BUFFER_BYTES: Final = 32 * MIB
 # Passing over so many removed rows in memory takes a scan some ten milliseconds.
 REMOVED_ROWS_MAX: Final = 20_000
 _WINDOW_ROWS: Final = 1_024
+# Memtables of records grow by so much: the C library gives a block of this size back as soon as it is freed.
+_RECORDS_BLOCK_BYTES: Final = 4 * MIB
 
 # Rows are pulled in gulps: the page's size is looked at once a gulp, not once a row.
 # The first is small, in case that a few rows make a page.
@@ -366,6 +368,7 @@ class _Database:
         if prefix_bytes:
             options.set_prefix_extractor(SliceTransform.create_max_len_prefix(prefix_bytes))
             options.set_memtable_prefix_bloom_ratio(_MEMTABLE_FILTER_RATIO)
+            options.set_arena_block_size(_RECORDS_BLOCK_BYTES)
         return options
 
 

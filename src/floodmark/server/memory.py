@@ -19,7 +19,7 @@ _TRIM_THRESHOLD: Final = -1
 _MMAP_THRESHOLD: Final = -3
 _ARENAS_MAX: Final = -8
 
-_SETTINGS: Final = {_TRIM_THRESHOLD: 4 * MIB, _MMAP_THRESHOLD: 2 * MIB, _ARENAS_MAX: 4}
+_SETTINGS: Final = {_TRIM_THRESHOLD: 4 * MIB, _MMAP_THRESHOLD: 2 * MIB, _ARENAS_MAX: 2}
 
 _library: Final = ctypes.CDLL(None)
 _set = getattr(_library, "mallopt", None)
