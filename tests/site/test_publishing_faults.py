@@ -33,6 +33,8 @@ def check(site: Site) -> bool:
     assert {key: value for key in OLD | NEW if (value := users.get(key)) is not None} == found
     users.put(b"more", b"4")
     assert users.get(b"more") == b"4"
+    states = [each.state.value for each in site.generations.list("users")]
+    assert states.count("current") == 1
     results = site.host.verification.examine(False)
     assert [result for result in results if result.severity is Severity.PROBLEM] == []
     return found == NEW

@@ -299,8 +299,10 @@ class LocalGenerations(LocalPort):
             is_shared = bool(self._members.of(row.name))
             horizon = [] if is_shared else [self._node.retention.raise_horizon(row.id, generation.base)]
 
+            # Looked up once: after a recovery the catalog shows the swap before it is told of it.
+            present = row.present.number
+
             def swapped(version: Version) -> list[GenerationRow]:
-                present = row.present.number
                 return [
                     msgspec.structs.replace(each, until=version) if each.number == present else each
                     for each in with_changes(row, number, since=version, position=version)
