@@ -71,7 +71,8 @@ class AtomicReader:
         namespaces = random.choice((NAMESPACES, NAMESPACES[:1]))
         keys = [Key(random.choice(namespaces), random.choice(KEYS)) for _ in range(random.randint(3, 6))]
         node = site.call_host(lambda host: embedded(host).node)
-        life, began_ms = site.life, node.clock.physical_ms()
+        # A recovery while it reads may lose what it has seen.
+        life, era, began_ms = site.life, site.era, node.clock.physical_ms()
         disk = site.disk
         disk.is_backward = random.random() < 0.5
         disk.meanwhile = lambda: self._let_others_act(life, node)
@@ -81,7 +82,7 @@ class AtomicReader:
             disk.meanwhile = None
         site.count("atomic reads")
         ended_ms, until = node.clock.physical_ms(), node.clock.latest
-        read = AtomicRead(dict(zip(keys, found, strict=True)), began_ms, ended_ms, until, site.era)
+        read = AtomicRead(dict(zip(keys, found, strict=True)), began_ms, ended_ms, until, era)
         self._pending.append(read)
 
     def _let_others_act(self, life: int, node: Node) -> None:
