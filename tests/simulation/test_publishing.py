@@ -9,9 +9,11 @@ from floodmark.testing.simulation import PUBLISHING_FAULTS, World, first_failure
 
 SEEDS = 60
 SOAK_SEEDS = 2_000
-GROUP = 6
+GROUP = 2
 SOAK_GROUP = 100
 SEEDS_MAX = 50
+# The first seeds that find faults which seed 1 does not find.
+KNOWN_SEEDS = {"swap-unannounced": 12, "swap-unloaded": 7}
 
 
 def assert_promises_hold(seeds: range) -> None:
@@ -32,7 +34,8 @@ def test_every_promise_holds_across_swaps_in_a_hundred_worlds(first: int) -> Non
 
 @pytest.mark.parametrize("fault", PUBLISHING_FAULTS)
 def test_the_simulation_finds_a_planted_fault_of_publishing(fault: str) -> None:
-    failure = first_failure(range(SEEDS_MAX), fault=fault, publishes=True)
+    """The known seed is replayed first.  If a change has made it another history, a search follows."""
+    failure = first_failure([KNOWN_SEEDS.get(fault, 1), *range(SEEDS_MAX)], fault=fault, publishes=True)
     assert failure is not None, f"{PUBLISHING_FAULTS[fault].what}: not found in {SEEDS_MAX} seeds"
     assert failure.violation.__cause__ is None, "the planted fault itself is broken"
     assert "--publishes" in str(failure)

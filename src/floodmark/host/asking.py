@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
 from threading import Event, Lock
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from floodmark.clock import TimeSource
 from floodmark.clock.hybrid import BOUND_LEAD_MS
@@ -19,7 +19,7 @@ from floodmark.host.catalog import Rewound
 from floodmark.host.local import LocalVersions
 from floodmark.host.maps import NodeMaps, takeover_backoff
 from floodmark.host.parts import SiteParts
-from floodmark.host.peers import ASK_SECONDS, FATE, PASS_PEER_VERSION, SETTLE_PEER, SYNC_PEER, Peers
+from floodmark.host.peers import ASK_SECONDS, FATE, PASS_PEER_VERSION, SETTLE_PEER, Peers
 from floodmark.host.ports import GenerationPort, PeerVersions
 from floodmark.model.errors import FloodmarkError, NotKeeper, PartitionMoved, PartitionStopped, Unreachable
 from floodmark.model.partition import Fate, Partition
@@ -125,7 +125,7 @@ class OtherNodes:
         if left_ms > 0:
             Event().wait(left_ms / 1_000)
 
-    def call_all(self, method: Method[None], *args: object) -> None:
+    def call_all(self, method: Method[Any], *args: object) -> None:
         """Call all other nodes that live."""
         for node in self._shared.membership.living():
             if node in self._peers.urls:
@@ -257,4 +257,4 @@ class NodeVersions(LocalVersions):
 
     def sync(self) -> None:
         super().sync()
-        self._others.call_all(SYNC_PEER)
+        self._others.call_all(SETTLE_PEER)

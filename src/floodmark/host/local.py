@@ -166,9 +166,6 @@ class LocalPeers(LocalPort):
             self._node.committer.read_version(), resolved_versions(self._node), self._node.written()[0]
         )
 
-    def sync_peer(self) -> None:
-        self._node.committer.sync()
-
     def settle_peer(self) -> Version:
         # Between two rounds: all versions that were minted for writes are below the one that is returned.
         with self._node.storage.settled():

@@ -24,7 +24,6 @@ ASK_SECONDS: Final = 0.5
 
 _METHODS: Final = port_methods(PeerPort, "peers")
 PEER_VERSIONS: Final[Method[PeerVersions]] = _METHODS["peers.peer_versions"]
-SYNC_PEER: Final[Method[None]] = _METHODS["peers.sync_peer"]
 FATE: Final[Method[Fate]] = _METHODS["peers.fate"]
 SETTLE_PEER: Final[Method[Version]] = _METHODS["peers.settle_peer"]
 PASS_PEER_VERSION: Final[Method[None]] = _METHODS["peers.pass_peer_version"]

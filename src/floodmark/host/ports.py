@@ -344,17 +344,13 @@ class PeerPort(Protocol):
     def peer_versions(self) -> PeerVersions:
         """The versions of this node."""
 
-    @Action(Role.ADMIN, Scope.SITE, repeatable=True, anywhere=True)
-    def sync_peer(self) -> None:
-        """Make durable the writes of this node with durability "async"."""
-
     @Action(Role.ADMIN, Scope.SITE, audited=True, repeatable=True, anywhere=True)
     def pass_peer_version(self, version: Version) -> None:
         """Move the clock of this node past a version; ClockSkew if it is too far ahead."""
 
     @Action(Role.ADMIN, Scope.SITE, repeatable=True, anywhere=True)
     def settle_peer(self) -> Version:
-        """A version above all that this node has written; it knows the catalog, and all is durable."""
+        """Make all writes of this node durable, and load the catalog; a version above all of them."""
 
     @Action(Role.ADMIN, Scope.SITE, repeatable=True, anywhere=True)
     def peer_partitions(self) -> list[PartitionStatistics]:
