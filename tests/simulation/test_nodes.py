@@ -18,7 +18,7 @@ KNOWN_SEEDS = {
     "announced-above-ceiling": 9,
     "ceiling-not-passed": 110,
     "counted-twice": 2,
-    "guard-before-batch": 29,
+    "guard-before-batch": 285,
     "keeper-unguarded": 5,
     "lease-ignored": 2,
     "log-not-passed": 99,

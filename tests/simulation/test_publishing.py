@@ -55,7 +55,7 @@ def test_publishers_die_and_leave_sites_out_and_links_bring_what_they_lack() -> 
         "publishers died",
         "data sets read",
         "not published: Down",
-        "not published: PartlyDone",
+        "not published: Unreachable",
         "snapshot",
     ):
         assert census[what] > 0, f"there was no {what}: {census}"

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from tests.links.support import POLICIES, Served, ServeSite, share
 
-from floodmark.codec.ordered import encode_key
+from floodmark.codec.ordered import encode_key, encode_namespace
 from floodmark.codec.states import CounterEntry, CounterState, decode_state, encode_state
 from floodmark.codec.values import decode_value, encode_value
 from floodmark.host.embedded import EmbeddedHost
@@ -17,6 +17,7 @@ from floodmark.model.change import Stamp
 from floodmark.model.record import FoundRecord
 from floodmark.model.version import Version
 from floodmark.partition.families import DATA
+from floodmark.partition.generations import below, place
 from floodmark.site import Site
 from floodmark.spark import SiteAddress
 
@@ -92,7 +93,8 @@ def overwrite(site: Site, namespace: str, key: bytes, version: Version, stored: 
     """Change what stands on a site's disk, past everything that watches over it."""
     assert isinstance(site.host, EmbeddedHost)
     row = site.host.catalog.get(namespace)
-    site.host.node.engine.write([(DATA, encode_key(row.id, key, version), stored)])
+    placed = place(encode_key(row.id, key, version), encode_namespace(row.present.id))
+    below(site.host.node.engine).write([(DATA, placed, stored)])
 
 
 def forget(site: Site, namespace: str, key: bytes) -> None:
