@@ -45,7 +45,8 @@ def test_the_simulation_finds_a_planted_fault_of_publishing(fault: str) -> None:
 def test_publishers_die_and_leave_sites_out_and_links_bring_what_they_lack() -> None:
     census: Counter[str] = Counter()
     told = ""
-    for seed in range(12):
+    # In the last one some sites have swapped when another fails.
+    for seed in (*range(12), 32):
         world = World(seed, publishes=True)
         world.run()
         census += world.census()
@@ -55,6 +56,7 @@ def test_publishers_die_and_leave_sites_out_and_links_bring_what_they_lack() -> 
         "publishers died",
         "data sets read",
         "not published: Down",
+        "not published: PartlyDone",
         "not published: Unreachable",
         "snapshot",
     ):

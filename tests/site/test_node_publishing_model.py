@@ -406,7 +406,7 @@ def test_readers_at_all_nodes_find_one_data_set_as_of_a_version(seed: int) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 120))
+@pytest.mark.parametrize("seed", range(100, 160))
 def test_readers_at_all_nodes_find_one_data_set_in_many_runs(seed: int) -> None:
     World(seed).run(250)
 
