@@ -104,6 +104,25 @@ def test_a_value_whose_record_comes_before_its_chunks_is_not_there_yet(link: Lin
         assert link.there.get(b"switch", at=version) == old
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_limit_counts_the_values_that_are_whole(link: Link, reverse: bool) -> None:
+    link.here.put(b"m", b"small")
+    link.copy()
+    for name in b"abcxyz":
+        link.here.put(bytes([name]), content(4 * CHUNK, name))
+    step = link.plan()
+    link.apply(step, RECORDS)
+    for key in (b"d", b"w"):
+        link.there.put(key, b"here")
+    expected = sorted([b"d", b"m", b"w"], reverse=reverse)
+    for limit in range(5):
+        assert [key for key, _ in link.there.sizes(limit=limit, reverse=reverse)] == expected[:limit]
+    run_step(link.source.host, link.target.host, step)
+    expected = sorted([b"%c" % name for name in b"abcdmwxyz"], reverse=reverse)
+    for limit in range(11):
+        assert [key for key, _ in link.there.scan(limit=limit, reverse=reverse)] == expected[:limit]
+
+
 def test_a_value_that_replaces_one_half_copied_is_whole(link: Link) -> None:
     link.here.put(b"switch", content(6 * CHUNK, 1))
     step = link.plan()

@@ -43,6 +43,7 @@ from floodmark.model.errors import (
     TransactionEnded,
 )
 from floodmark.model.limits import KEY_BYTES_MAX, KIB
+from floodmark.model.ranges import after
 from floodmark.model.version import VERSION_MAX, Version, physical_ms
 
 LARGE_VALUES: Final = b"large values 1"
@@ -168,22 +169,41 @@ class LargeValues:
                 yield key, stream.read()
 
     def _rows(
-        self, start: bytes, end: bytes | None, prefix: bytes | None, *, at: At | None, **options: Any
+        self,
+        start: bytes,
+        end: bytes | None,
+        prefix: bytes | None,
+        *,
+        limit: int | None,
+        reverse: bool,
+        at: At | None,
     ) -> Iterator[tuple[At, bytes, bytes]]:
         """Keys and their records, each with the version of the scan."""
         for bound in (start, end, prefix):
             if not isinstance(bound, bytes | None):
                 raise InvalidArgument(f"start, end and prefix are bytes, not {bound!r:.60}")
-        keys = b"r" + start, b"s" if end is None else b"r" + end
+        first, last = b"r" + start, b"s" if end is None else b"r" + end
         within = b"r" + (prefix or b"")
 
         def rows(version: At) -> tuple[At, Iterator[tuple[bytes, bytes]]]:
-            return version, self.stored.scan(*keys, prefix=within, at=version, **options)
+            options: Any = {"prefix": within, "limit": limit, "reverse": reverse, "at": version}
+            return version, self.stored.scan(first, last, **options)
 
         version, found = at_present(lambda: present(self._site), rows) if at is None else rows(at)
-        for name, row in found:
-            if (whole := self._whole(name, row, version)) is not None:
-                yield version, name[1:], whole
+        while True:
+            read, hidden, name = 0, 0, b""
+            for name, row in found:
+                read += 1
+                if (whole := self._whole(name, row, version)) is None:
+                    hidden += 1
+                else:
+                    yield version, name[1:], whole
+            if not hidden or read != limit:
+                return
+            # As many as a link has not brought whole are still to be read behind them.
+            limit = hidden
+            first, last = (first, name) if reverse else (after(name), last)
+            _, found = rows(version)
 
     def _whole(self, name: bytes, row: bytes | None, at: At | None) -> bytes | None:
         """A record, or the one before it while a link has not brought all of its chunks."""
