@@ -82,6 +82,36 @@ def test_a_site_that_was_away_gets_the_data_set_by_its_links(
     assert users_of(oslo) == users_of(rome) == users_of(bonn) == ROWS
 
 
+def test_all_sites_go_back_by_a_command_that_names_them(
+    served: dict[str, Served], topology: Path, rows: Path
+) -> None:
+    oslo, rome, bonn = served.values()
+    oslo.site.namespace("users").put(b"alan", b"1")
+    replicate = ("replicate", "--topology", topology, "--once", "--runner", "process")
+    run(*replicate)
+    assert run("publish", rows, oslo.url, "users", "--topology", topology).code == DONE
+    bonn.site.namespace("users").put(b"joan", b"2")
+    refused = run("generation", "rollback", oslo.url, "users")
+    assert "roll back at all sites (`--topology`" in refused.errors
+    back = ("generation", "rollback", oslo.url, "users", "--topology", topology)
+    late = run(*back, "--wait", "10ms")
+    assert "up to 1970" not in late.errors
+    assert "cannot go back yet" in late.errors
+    for _ in range(2):
+        run(*replicate)
+    done = run(*back, "--json")
+    assert (done.code, done.json["number"]) == (DONE, 3), done.errors
+    assert users_of(oslo) == users_of(rome) == users_of(bonn) == {b"alan": b"1", b"joan": b"2"}
+    for _ in range(2):
+        run(*replicate)
+    some = run(*back, "--without", "bonn")
+    assert some.code == DONE, some.errors
+    assert users_of(oslo) == users_of(rome) == {**ROWS, b"joan": b"2"}
+    for _ in range(2):
+        run(*replicate)
+    assert users_of(bonn) == users_of(oslo)
+
+
 def test_not_all_sites_or_a_stranger_is_refused(served: dict[str, Served], serve_site: ServeSite) -> None:
     oslo, rome, _ = served.values()
     with pytest.raises(InvalidConfiguration, match="shared with bonn; publish at all"):
@@ -91,8 +121,10 @@ def test_not_all_sites_or_a_stranger_is_refused(served: dict[str, Served], serve
     oslo.site.create_namespace("apart")
     with pytest.raises(InvalidConfiguration, match="'bari' does not share"):
         oslo.site.generations.publish("apart", ROWS, others=[stranger.site])
-    with pytest.raises(InvalidConfiguration, match="is shared with other sites"):
+    with pytest.raises(InvalidConfiguration, match="shared with bonn, rome; roll back at all"):
         oslo.site.generations.rollback("users")
+    with pytest.raises(InvalidConfiguration, match="is shared with other sites"):
+        oslo.site.host.generations.rollback_generation("users", None, "an earlier release", 1)
 
 
 def test_a_site_that_fails_after_others_have_swapped_gets_the_data_set_by_its_links(

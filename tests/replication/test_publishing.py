@@ -1,25 +1,39 @@
 """Data sets that are published at several sites, held against a plain model of what all of them must hold."""
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
 from random import Random
 
 import pytest
 from tests.replication.support_links import IDS, Mesh
 from tests.sizes import only
 
-from floodmark.codec.ordered import encode_namespace
+from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
 from floodmark.codec.values import encode_value
 from floodmark.divergence.comparing import Lag, compare_keys
 from floodmark.divergence.rules import Side
 from floodmark.links.bringing import bring_data_sets
 from floodmark.links.steps import run_step
-from floodmark.model.errors import PublicationConflict, VersionCollected
+from floodmark.model.errors import LinkStalled, PublicationConflict, VersionCollected
 from floodmark.model.partition import GenerationStream
 from floodmark.model.version import VERSION_MAX
+from floodmark.site.earlier import Arrived, earlier_rows, wait_arrived
 
 KEYS = [b"%02d" % number for number in range(10)]
 Stamp = tuple[int, int]
 Pairs = dict[bytes, bytes]
+
+
+@dataclass
+class Era:
+    """The time of one data set at a site; when it has ended, what had come by then, by site."""
+
+    base: Stamp
+    rows: Pairs
+    number: int
+    known: dict[int, int] = field(default_factory=dict)
 
 
 class World:
@@ -31,6 +45,8 @@ class World:
         # By key, the stamp and the value of each change; and each data set with the stamp of its rows.
         self.changes: dict[bytes, list[tuple[Stamp, bytes | None]]] = {key: [] for key in KEYS}
         self.published: list[tuple[Stamp, Pairs]] = [((0, 0), {})]
+        self.eras: dict[str, list[Era]] = {name: [Era((0, 0), {}, 1)] for name in IDS}
+        self.census: Counter[str] = Counter()
 
     def state(self, name: str) -> Pairs:
         """What a site must hold: its last data set, and all changes since of which it knows."""
@@ -68,20 +84,95 @@ class World:
         step = self.mesh.plan(source, target)
         bring_data_sets(self.mesh[source].host, self.mesh[target].host, step)
         run_step(self.mesh[source].host, self.mesh[target].host, step)
+        self.note_swap(target)
+
+    def copy_all(self, names: Sequence[str]) -> None:
+        """A heartbeat at some sites, and a step of every link between them."""
+        self.mesh.beat(*names)
+        for source in names:
+            for target in names:
+                if source != target:
+                    self.copy(source, target)
+
+    def note_swap(self, name: str) -> None:
+        """Take note of the data set that a site reads now."""
+        present, last = self.mesh[name].host.namespaces.find_namespace("users").present, self.eras[name][-1]
+        if present.number != last.number:
+            assert present.since is not None
+            last.known = {IDS[name]: present.since - 1, **self.mesh.watermark(name, present.since - 1)}
+            stamp = present.base, present.origin
+            rows = next(rows for each, rows in self.published if each == stamp)
+            self.eras[name].append(Era(stamp, rows, present.number))
 
     def publish(self) -> None:
-        """Publish at all sites, or at all but some that are away; the publisher may die between two swaps."""
+        """Publish at all sites, or at all but some that are away."""
         names = self.random.sample(list(IDS), self.random.choice([3, 3, 2, 1]))
-        first, *_ = names
-        base = self.mesh[first].host.versions.now()
+        base = self.mesh[names[0]].host.versions.now()
         base -= self.random.choice([0, 0, self.random.randrange(3 << 18)])
         rows = dict.fromkeys(self.random.sample(KEYS, self.random.randrange(len(KEYS))), b"set %d" % base)
+        self.publish_at(names, base, lambda: rows)
+
+    def rollback(self) -> None:
+        """Go back at all sites, or at all but some that are away."""
+        names = self.random.sample(list(IDS), self.random.choice([3, 3, 2]))
+        first, away = names[0], IDS.keys() - names
+        kept = self.eras[first][:-1]
+        if not kept:
+            return
+        number = self.random.choice(kept[-2:]).number
+        if self.random.random() < 0.7:
+            self.copy_all(names)
+            self.copy_all(names)
+        try:
+            arrived = wait_arrived([self.mesh[name].host for name in names], "users", timedelta(0), away)
+        except LinkStalled:
+            self.census["waits"] += 1
+            return
+
+        def read_rows() -> Pairs:
+            expected = self.go_back(first, number, arrived, away)
+            found: Pairs = {}
+            for pairs in earlier_rows(self.mesh[first].host, arrived, number, lambda *_: None):
+                found |= {key[NAMESPACE_BYTES:]: stored for key, stored in pairs.items()}
+            assert found == {key: encode_value(value) for key, value in expected.items()}
+            self.census["rolled back"] += 1
+            return expected
+
+        self.publish_at(names, arrived.base, read_rows)
+
+    def go_back(self, name: str, number: int, arrived: Arrived, away: Collection[str]) -> Pairs:
+        """What a data set must hold that takes an earlier one and all changes since."""
+        eras = self.eras[name]
+        place = next(place for place, era in enumerate(eras) if era.number == number)
+        # Of sites that are away only what has come; of the others, all that they have written up to the base.
+        has = self.mesh.watermark(name, arrived.resolved)
+        near = {IDS[each]: max(has.get(IDS[each], 0), arrived.base) for each in IDS if each not in away}
+        known = has | near | {IDS[name]: arrived.resolved}
+        state, stamps, had = dict(eras[place].rows), dict.fromkeys(KEYS, (0, 0)), dict[int, int]()
+        for era in eras[place:]:
+            until = known if era is eras[-1] else era.known
+            for key, changes in self.changes.items():
+                for stamp, value in changes:
+                    comes = had.get(stamp[1], 0) < stamp[0] <= until.get(stamp[1], 0)
+                    if comes and stamp[0] > era.base[0] and stamp > stamps[key]:
+                        stamps[key] = stamp
+                        state.pop(key, None)
+                        if value is not None:
+                            state[key] = value
+            had = until
+        return state
+
+    def publish_at(self, names: list[str], base: int, read_rows: Callable[[], Pairs]) -> None:
+        """Publish rows at some sites; the publisher may die between two swaps."""
+        first, *_ = names
         loading: dict[str, int] = {}
         try:
             for name in names:
                 generations = self.mesh[name].host.generations
                 loading[name] = generations.begin_generation("users", base, "model", IDS[first]).number
-        except (VersionCollected, PublicationConflict):
+            rows = read_rows()
+        except (VersionCollected, PublicationConflict) as error:
+            self.census[type(error).__name__] += 1
             self.drop_left()
             return
         if self.random.random() < 0.3:
@@ -95,7 +186,8 @@ class World:
                 self.write()
         self.published.append(((base, IDS[first]), rows))
         for name, number in loading.items():
-            self.mesh[name].host.generations.swap_generation("users", number, 1)
+            self.mesh[name].host.generations.swap_generation("users", number, self.random.choice([1, 1, 2]))
+            self.note_swap(name)
             if self.random.random() < 0.2:
                 return
             if self.random.random() < 0.5:
@@ -137,11 +229,7 @@ class World:
         for number in range(6):
             if number == 2:
                 self.drop_left()
-            self.mesh.beat()
-            for source in IDS:
-                for target in IDS:
-                    if source != target:
-                        self.copy(source, target)
+            self.copy_all(list(IDS))
         self.check()
         assert not self.compare()
         newest = max(stamp for stamp, _ in self.published)
@@ -156,6 +244,7 @@ class World:
             self.write: 10,
             self.step: 10,
             self.publish: 2,
+            self.rollback: 2,
             self.collect: 1,
         }
         for _ in range(steps):
@@ -174,6 +263,15 @@ def test_all_sites_come_to_hold_the_last_data_set_and_what_was_written_since(see
 @pytest.mark.parametrize("seed", range(100, 140))
 def test_all_sites_come_to_hold_the_same_in_many_runs(seed: int) -> None:
     World(seed).run(120)
+
+
+def test_the_model_goes_back_and_waits_for_what_has_not_arrived() -> None:
+    census: Counter[str] = Counter()
+    for seed in range(4):
+        (world := World(seed)).run(60)
+        census += world.census
+    assert census["rolled back"] > 1
+    assert census["waits"] > 1
 
 
 # Canaries
@@ -203,6 +301,21 @@ def test_the_model_catches_a_data_set_that_is_brought_before_the_changes_above_i
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("floodmark.links.bringing._has_all", lambda *_: True)
+    run_until_it_fails()
+
+
+def test_the_model_catches_a_rollback_that_forgets_newer_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("floodmark.site.earlier._changes", lambda *_: iter(()))
+    run_until_it_fails()
+
+
+def test_the_model_catches_a_rollback_to_a_base_above_what_has_arrived(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wait = wait_arrived
+    monkeypatch.setattr(
+        f"{__name__}.wait_arrived", lambda hosts, name, budget, _: wait(hosts, name, budget, IDS)
+    )
     run_until_it_fails()
 
 

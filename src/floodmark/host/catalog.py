@@ -19,6 +19,7 @@ from floodmark.model.errors import (
     LimitExceeded,
     NamespaceExists,
     NamespaceNotFound,
+    PublicationConflict,
 )
 from floodmark.model.limits import NAMESPACES_MAX, TTL_MAX
 from floodmark.model.names import require_name
@@ -151,6 +152,19 @@ class NamespaceRow(msgspec.Struct):
     def loading(self) -> GenerationRow | None:
         """The generation that is being published."""
         return next((each for each in self.generations if each.state is GenerationState.LOADING), None)
+
+    def earlier(self, number: int | None) -> GenerationRow:
+        """The generation of a number to which the namespace can go back; by default the last one."""
+        kept = [each for each in self.generations if each.state is GenerationState.KEPT]
+        found = next((each for each in reversed(kept) if number in (None, each.number)), None)
+        if found is None:
+            known = ", ".join(str(each.number) for each in kept) or "none"
+            raise PublicationConflict(
+                f"{self.name!r} cannot go back to {f'generation {number}' if number else 'an earlier one'}: "
+                f"those kept are: {known}",
+                namespace=self.name,
+            )
+        return found
 
     def swap_after(self, position: Version) -> Swap | None:
         """The first swap above a position."""

@@ -233,13 +233,10 @@ class LocalGenerations(LocalPort):
         """A new generation with the records of an earlier one and the changes made since."""
         with self._lock:
             row = self._require_publishable(namespace, everywhere=False)
-            kept = [each for each in row.generations if each.since is not None and each.until is not None]
-            source = next((each for each in reversed(kept) if number in (None, each.number)), None)
-            if source is None or row.loading is not None:
-                known = ", ".join(str(each.number) for each in kept) or "none"
+            source = row.earlier(number)
+            if row.loading is not None:
                 raise PublicationConflict(
-                    f"{namespace!r} cannot go back to {number or 'an earlier generation'}: "
-                    + ("a data set is being published" if row.loading else f"those kept are: {known}"),
+                    f"{namespace!r} cannot go back to an earlier generation: a data set is being published",
                     namespace=namespace,
                 )
             assert source.until is not None
@@ -404,7 +401,7 @@ class LocalGenerations(LocalPort):
         if self._members.of(namespace) and not everywhere:
             raise InvalidConfiguration(
                 f"namespace {namespace!r} is shared with other sites, which would not get the data set; "
-                "publish it at all of them (`--topology`); an earlier data set, too, is published again",
+                "publish it, or roll back, at all of them (`--topology`)",
                 namespace=namespace,
             )
         return row

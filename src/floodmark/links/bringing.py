@@ -45,6 +45,8 @@ def _bring(source: Host, target: Host, part: NamespaceStep) -> None:
     present = source.namespaces.find_namespace(part.name).present
     if present.stamp != part.data_set or not _has_all(source, target, part, present):
         return
+    # Rows of a rollback may hold changes that were made at the source until its swap.
+    target.versions.observe(part.since)
     publisher = f"the data set of {present.base} from site {present.origin}"
     loading = target.namespaces.find_namespace(part.name).loading
     if loading is None or loading.stamp != part.data_set:

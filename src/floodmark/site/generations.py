@@ -29,6 +29,7 @@ from floodmark.model.partition import GenerationStream
 from floodmark.model.version import Version
 from floodmark.site.arguments import At, to_version
 from floodmark.site.dataset import DataSet, Refuse, Rows
+from floodmark.site.earlier import ARRIVAL, earlier_rows, wait_arrived
 from floodmark.site.namespace import open_namespace
 
 # Changes are copied again while the new generation is so far behind; then it is swapped in.
@@ -143,7 +144,7 @@ class Generations:
         begun_ms, places = monotonic_ms(), self._places(namespace, others)
         with _dropping(places, publisher is None):
             _begin(places, base, publisher or self._holder, wait, without)
-            _load(dataset, places, rows, report)
+            _load(dataset.pairs(rows), places, report)
             return self.finish(
                 namespace,
                 [place.number for place in places],
@@ -211,15 +212,38 @@ class Generations:
         )
 
     def rollback(
-        self, namespace: str, number: int | None = None, *, keep: int = KEPT_GENERATIONS
+        self,
+        namespace: str,
+        number: int | None = None,
+        *,
+        keep: int = KEPT_GENERATIONS,
+        wait: timedelta = ARRIVAL,
+        others: Sequence[HasHost] = (),
+        without: Collection[str] = (),
+        report: Callable[[str, int], None] = lambda _phase, _done: None,
     ) -> GenerationRow:
         """Publish an earlier generation again, by default the last, with all changes made since its end.
 
         It gets a number of its own.
+
+        A namespace that is shared goes back at `others`, too, to the generation of this site; `without` names
+        sites that are away, as for `publish`.  What another site has written must be here up to a version
+        above the present data set.  This waits for it, and then raises LinkStalled.
         """
         check_keep(keep)
-        self._find(namespace)
-        return self._host().generations.rollback_generation(namespace, number, self._holder, keep)
+        places = self._places(namespace, others)
+        first = places[0]
+        if _require_all(places, namespace, without, "roll back") is None:
+            return first.host.generations.rollback_generation(namespace, number, self._holder, keep)
+        number = first.row.earlier(number).number
+        arrived = wait_arrived([place.host for place in places], namespace, wait, without)
+        with _dropping(places, True):
+            _begin(places, arrived.base, self._holder, wait, without)
+            with closing(earlier_rows(first.host, arrived, number, report)) as rows:
+                loaded = _load(rows, places, report)
+            numbers = [place.number for place in places]
+            self.finish(namespace, numbers, others=others, keep=keep, rows=loaded, report=report)
+        return next(each for each in self.list(namespace) if each.number == first.number)
 
     def drop(self, namespace: str, number: int) -> None:
         """Remove a generation: one whose publication was left, or one that ended before the retention."""
@@ -269,7 +293,9 @@ class Generations:
         return self._host().namespaces.find_namespace(namespace)
 
 
-def _require_all(places: Sequence[_Place], namespace: str, without: Collection[str]) -> int | None:
+def _require_all(
+    places: Sequence[_Place], namespace: str, without: Collection[str], action: str = "publish"
+) -> int | None:
     """Refuse to publish at only some of the sites that share a namespace; the site that the stamps name."""
     first, *others = places
     topology = first.host.membership.topology()
@@ -279,10 +305,10 @@ def _require_all(places: Sequence[_Place], namespace: str, without: Collection[s
     if given != wanted:
         missing, unknown = sorted(wanted - given), sorted(given - wanted)
         raise InvalidConfiguration(
-            f"namespace {namespace!r} is shared with {', '.join(missing)}; publish at all sites "
-            "(`--topology`), and leave out by name those that are away (`--without`)"
+            f"namespace {namespace!r} is shared with {', '.join(missing)}; {action} at all sites "
+            "(`--topology`, in Python `others`), and leave out by name those that are away (`--without`)"
             if missing
-            else f"{unknown[0]!r} does not share namespace {namespace!r} with {first.site!r}; publish there "
+            else f"{unknown[0]!r} does not share namespace {namespace!r} with {first.site!r}; {action} there "
             "by itself",
             namespace=namespace,
         )
@@ -331,8 +357,10 @@ def _dropping(places: Sequence[_Place], drops: bool) -> Iterator[None]:
         raise
 
 
-def _load(dataset: DataSet, places: Sequence[_Place], rows: Rows, report: Callable[[str, int], None]) -> None:
+def _load(pairs: Iterator[Pairs], places: Sequence[_Place], report: Callable[[str, int], None]) -> int:
+    """Load stored records at all places; how many."""
     sent: deque[Future[int]] = deque()
+    rows = 0
     with ExitStack() as stack:
         streams = [
             stack.enter_context(
@@ -340,14 +368,16 @@ def _load(dataset: DataSet, places: Sequence[_Place], rows: Rows, report: Callab
             )
             for place in places
         ]
-        for pairs in dataset.pairs(rows):
+        for portion in pairs:
             for place, stream in zip(places, streams, strict=True):
-                sent.append(stream.send(for_namespace(pairs, place.row.id)))
+                sent.append(stream.send(for_namespace(portion, place.row.id)))
             while len(sent) >= _PORTIONS_IN_FLIGHT_MAX * len(places):
                 sent.popleft().result()
-            report("loading", dataset.rows)
+            rows += len(portion)
+            report("loading", rows)
         for answer in sent:
             answer.result()
+    return rows
 
 
 def for_namespace(pairs: Pairs, namespace: int) -> Pairs:

@@ -20,6 +20,7 @@ from floodmark.host.catalog import KEPT_GENERATIONS, GenerationRow
 from floodmark.model import Version
 from floodmark.model.errors import SchemaMismatch
 from floodmark.site.dataset import REFUSED_MAX, Refuse, RefusedRows
+from floodmark.site.earlier import ARRIVAL
 
 commands = Commands("generation")
 
@@ -38,6 +39,12 @@ _COLUMNS: Final[dict[str, Column[dict[str, Any]]]] = {
 
 Number = Annotated[int, "NUMBER", "The generation's number."]
 Keep = Annotated[int, "COUNT", "How many earlier generations stay for a rollback."]
+TopologyFile = Annotated[
+    Path | None, "FILE", "Do it at all sites that share the namespace; this file names them."
+]
+Without = Annotated[
+    list[str] | None, "SITE", "A site that is away; may be given several times. Its links bring the data."
+]
 
 
 def publish(
@@ -60,12 +67,8 @@ def publish(
     wait: Annotated[
         timedelta | None, "DURATION", "How long to wait for the end of another publication."
     ] = None,
-    topology: Annotated[
-        Path | None, "FILE", "Publish at all sites that share the namespace; this file names them."
-    ] = None,
-    without: Annotated[
-        list[str] | None, "SITE", "A site that is away; may be given several times. Its links bring the data."
-    ] = None,
+    topology: TopologyFile = None,
+    without: Without = None,
     refused: Annotated[
         Path | None, "CSV", "Write rows that no namespace takes to this file, and go on without them."
     ] = None,
@@ -156,14 +159,31 @@ def rollback(
     name: NamespaceName,
     number: Annotated[int | None, "NUMBER", "The generation; the one before by default."] = None,
     keep: Keep = KEPT_GENERATIONS,
+    wait: Annotated[
+        timedelta, "DURATION", "How long to wait until what other sites have written is there."
+    ] = ARRIVAL,
+    topology: TopologyFile = None,
+    without: Without = None,
 ) -> None:
     """Go back to an earlier generation; all changes made since stay.
 
-    Example:
+    With --topology all sites that share the namespace go back to the generation of this one.
+
+    Examples:
       floodmark generation rollback data/oslo prices
+      floodmark generation rollback grpc://oslo:7100 prices --topology t.toml
     """
-    with tracked("rolling back"):
-        generation = site.generations.rollback(name, number, keep=keep)
+    with ExitStack() as stack:
+        track = stack.enter_context(tracked("rolling back"))
+        generation = site.generations.rollback(
+            name,
+            number,
+            others=_open_members(stack, site, name, topology, without or []),
+            without=without or [],
+            keep=keep,
+            wait=wait,
+            report=track,
+        )
     output.details(_fields(generation), _COLUMNS)
 
 

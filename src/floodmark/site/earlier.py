@@ -1,0 +1,176 @@
+"""The rows with which a namespace that several sites share goes back to an earlier generation.
+
+At several sites a rollback is a publication like any other (`generations.py`).  Its publisher reads the rows
+at its own site: the records of the earlier generation as of its end, and the newest change of each key since.
+Changes above the base are also copied at each site by the rewind.
+
+The rows replace all that is not above the base, at all sites.  So the publisher must have the changes of all
+other sites up to the base.  The base lies above the swap to the present data set, whose stamp is older then.
+A change that lost here to one above the base is in no log of this site, so the rows hold the newest, not the
+newest up to the base: else a site would show an older record for a while.  The other sites first get all that
+this one has.  Without that they would find a part of an atomic batch in the rows, before the link brings it.
+"""
+
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from datetime import timedelta
+from itertools import chain
+from threading import Event
+from typing import Final, NamedTuple
+
+import pyarrow
+import pyarrow.compute
+
+from floodmark.clock.backoff import Backoff
+from floodmark.codec.ordered import qualify_range
+from floodmark.codec.records import BINARY, join_values, qualify_keys, split_values
+from floodmark.columns.packed import pack
+from floodmark.columns.pairs import PAIRS, Pairs
+from floodmark.columns.sorting import sort_pairs
+from floodmark.host.catalog import NamespaceRow
+from floodmark.host.ports import Host
+from floodmark.model.errors import LinkStalled, VersionCollected
+from floodmark.model.stream import ChangesRequest
+from floodmark.model.version import Version, moment_of
+from floodmark.replication.topology import MemberSite
+
+# How long a rollback waits for what other sites have written; a heartbeat comes each second.
+ARRIVAL: Final = timedelta(seconds=10)
+
+
+class Arrived(NamedTuple):
+    """A base for a rollback: as of `resolved`, all changes of all sites up to the base are here."""
+
+    base: Version
+    resolved: Version
+    row: NamespaceRow
+
+
+def wait_arrived(hosts: Sequence[Host], namespace: str, wait: timedelta, without: Collection[str]) -> Arrived:
+    """Wait until the first site has the changes of the others up to their swaps, and they have its changes.
+
+    Those of the sites in `without` may be missing.  Raises LinkStalled if that takes too long.
+    """
+    topology = hosts[0].membership.topology()
+    sources = {} if topology is None else topology.sources(namespace)
+    near = {name: member for name, member in sources.items() if name not in without}
+    pauses = Backoff(10, longest_ms=250, budget_ms=wait // timedelta(milliseconds=1)).pauses()
+    while True:
+        try:
+            arrived = _look(hosts, namespace, near)
+            break
+        except LinkStalled:
+            if (pause := next(pauses, None)) is None:
+                raise
+            Event().wait(pause)
+    for other in hosts[1:]:
+        # What a reader of the rows writes there is newer than all of them.
+        other.versions.observe(arrived.resolved)
+    return arrived
+
+
+def _look(hosts: Sequence[Host], namespace: str, near: Mapping[str, MemberSite]) -> Arrived:
+    """As of the last version here up to which the others have everything; LinkStalled if that is too old."""
+    here, site = hosts[0], hosts[0].identity
+    others = {each.identity.site: each.replication.watermark(namespace, None) for each in hosts[1:]}
+    resolved = here.versions.resolved_version()
+    if site.site in near:
+        resolved = min([resolved, *(has.get(site.site_id, 0) for has in others.values())])
+    # Looked up behind the resolved version, so that no swap below it is missed.
+    rows = [host.namespaces.find_namespace(namespace) for host in hosts]
+    swapped, base = max(row.present.since or 0 for row in rows), resolved
+    arrived = {**here.replication.watermark(namespace, resolved), site.site_id: resolved}
+    for source, member in near.items():
+        if member.has_ended(through := arrived.get(member.id, 0)):
+            continue
+        base, wanted = min(base, through), swapped if source == site.site else through
+        for name, has in others.items():
+            if name != source:
+                _require_through(namespace, source, name, has.get(member.id, 0), wanted, away=name)
+        _require_through(namespace, source, site.site, through, swapped, away=source)
+    _require_through(namespace, site.site, site.site, base, swapped, away=site.site)
+    return Arrived(base, resolved, rows[0])
+
+
+def _require_through(
+    namespace: str, source: str, target: str, through: Version, wanted: Version, *, away: str
+) -> None:
+    if through < wanted:
+        raise LinkStalled(
+            f"{namespace!r} cannot go back yet: {target!r} has what {source!r} wrote up to "
+            f"{moment_of(through).isoformat()}, and needs it up to {moment_of(wanted).isoformat()}. Let the "
+            f"link from {source!r} run, or leave a site out (`--without {away}`)",
+            namespace=namespace,
+            source=source,
+            target=target,
+        )
+
+
+def earlier_rows(
+    host: Host, arrived: Arrived, number: int, report: Callable[[str, int], None]
+) -> Generator[Pairs, None, None]:
+    """The records of a generation that ended, with the changes since.
+
+    They are stored records under qualified keys, in order of keys, each key once.
+    """
+    row = arrived.row
+    until = row.earlier(number).until
+    assert until is not None
+    _require_logged(host, row, until)
+    with host.reading(until - 1, row.id):
+        # A key has its record first, and then its changes in the order of their versions.  The last counts.
+        batches = chain(_records(host, row, until - 1), _changes(host, arrived, until))
+        for pairs in sort_pairs(_counted(batches, report)):
+            keys, values = (pack(column).to_arrow() for column in (pairs.key_column, pairs.value_column))
+            live = pyarrow.compute.invert(split_values(values).deleted)
+            if live.true_count:
+                yield Pairs(keys.filter(live), values.filter(live))
+
+
+def _require_logged(host: Host, row: NamespaceRow, since: Version) -> None:
+    """Refuse if the namespace was loaded since a version: the change log does not have what was loaded."""
+    if (loaded := host.membership.shared_since(row.name, since)) > since:
+        raise VersionCollected(
+            f"{row.name!r} was loaded {moment_of(loaded).isoformat()}, after the end of the generation, so "
+            "the change log does not tell what was written in between; publish the data set again",
+            namespace=row.name,
+            version=since,
+            oldest=loaded,
+        )
+
+
+def _counted(
+    batches: Iterator[pyarrow.RecordBatch], report: Callable[[str, int], None]
+) -> Iterator[pyarrow.RecordBatch]:
+    read = 0
+    for batch in batches:
+        yield batch
+        read += len(batch)
+        report("reading", read)
+
+
+def _records(host: Host, row: NamespaceRow, at: Version) -> Iterator[pyarrow.RecordBatch]:
+    for page in host.router.scan_records(qualify_range(row.id), at):
+        yield _plain(qualify_keys(row.id, page.column("key")), page.column("value"))
+
+
+def _changes(host: Host, arrived: Arrived, since: Version) -> Iterator[pyarrow.RecordBatch]:
+    """The changes from a swap on, in the order of their versions."""
+    row, resolved = arrived.row, arrived.resolved
+    for generation in row.generations:
+        if generation.since is None or not since <= generation.since < resolved:
+            continue
+        # A stream ends before a swap; nothing else has the version of one.
+        end = resolved if generation.until is None else min(generation.until - 1, resolved)
+        request = ChangesRequest(
+            keys=qualify_range(row.id), namespace=row.id, since=generation.since, until=end
+        )
+        for batch in host.changes(request):
+            if batch.keys:
+                yield _plain(pyarrow.array(batch.keys, BINARY), pyarrow.array(batch.values, BINARY))
+
+
+def _plain(keys: pyarrow.BinaryArray, stored: pyarrow.BinaryArray) -> pyarrow.RecordBatch:
+    """Records as they are loaded: their stamp is that of the data set, and they are of no atomic batch."""
+    columns = split_values(stored)
+    values = join_values(columns.values, deleted=columns.deleted, expires_at=columns.expires_at)
+    return pyarrow.RecordBatch.from_arrays([keys, values], schema=PAIRS)
