@@ -32,9 +32,17 @@ class SharedEngine(MemoryEngine):
 class NodeCluster:
     """Nodes that beat together, under one time.  A killed node neither beats nor answers."""
 
-    def __init__(self, nodes: int = 3, options: Mapping[int, ServerOptions] | None = None) -> None:
+    def __init__(
+        self,
+        nodes: int = 3,
+        options: Mapping[int, ServerOptions] | None = None,
+        *,
+        name: str = "oslo",
+        time: SimulatedTime | None = None,
+    ) -> None:
         self._options = options or {}
-        self.time = SimulatedTime()
+        self._name = name
+        self.time = time or SimulatedTime()
         self.engine = SharedEngine(FAMILIES)
         self.offsets = dict.fromkeys(range(1, NODES_MAX), 0)
         self.sites: dict[int, Site] = {}
@@ -47,7 +55,7 @@ class NodeCluster:
         """Start a node, with a server if it `listens`."""
         site = open_engine(
             self.engine,
-            site="oslo",
+            site=self._name,
             time_source=lambda: self.time() + self.offsets[number],
             elapsed_source=self.time,
             make_host=partial(make_node, node=number, beat_source=self.time, beats=False),
@@ -67,10 +75,14 @@ class NodeCluster:
         """Let all nodes that live beat, and watch each other."""
         for _ in range(times):
             self.time.advance(BEAT_MS)
-            for number in self.sites:
-                self.host(number).beat()
-            for number in self.sites:
-                self.host(number).watch()
+            self.beat()
+
+    def beat(self) -> None:
+        """Let all nodes that live beat once."""
+        for number in self.sites:
+            self.host(number).beat()
+        for number in self.sites:
+            self.host(number).watch()
 
     def silence(self, number: int) -> Site:
         """Let a node beat no more, as if it were suspended; its server goes on."""
@@ -92,12 +104,12 @@ class NodeCluster:
         return "grpc://" + ",".join(server.url.removeprefix("grpc://") for server in self.servers.values())
 
     def spread(self) -> None:
-        """Make the namespace `users`, cut its keys in three, and give each node a part."""
+        """Make the namespace `users`, cut its keys in up to three parts, and give each node one."""
         first = self.sites[1]
         first.create_namespace("users")
-        first.split("users", b"h")
-        first.split("users", b"p")
-        for number, partition in zip((1, 2, 3), first.partitions(), strict=True):
+        for _, cut in zip([*self.sites][1:], (b"h", b"p"), strict=False):
+            first.split("users", cut)
+        for number, partition in zip((1, 2, 3), first.partitions(), strict=False):
             if number != 1:
                 self.host(1).shared.node.reshaping.move(partition.id, number)
         self.tick()
@@ -123,9 +135,15 @@ class NodeCluster:
 
 
 @contextmanager
-def node_cluster(nodes: int = 3, options: Mapping[int, ServerOptions] | None = None) -> Iterator[NodeCluster]:
+def node_cluster(
+    nodes: int = 3,
+    options: Mapping[int, ServerOptions] | None = None,
+    *,
+    name: str = "oslo",
+    time: SimulatedTime | None = None,
+) -> Iterator[NodeCluster]:
     """Nodes that are ended behind the block; `options` are those of the servers of some."""
-    cluster = NodeCluster(nodes, options)
+    cluster = NodeCluster(nodes, options, name=name, time=time)
     try:
         yield cluster
     finally:
