@@ -1,5 +1,7 @@
 """At which versions transactions begin to read, by a clock of the test's own."""
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -60,3 +62,26 @@ def test_cache_steps_aside_while_answers_are_slow(site: Answers) -> None:
     assert [site.versions.cached(SECOND) for _ in range(3)] == [104, 104, 104]
     counts = site.versions.counts
     assert (counts.asked, counts.slow, counts.cached) == (4, 3, 2)
+
+
+def test_many_threads_never_get_a_version_older_than_one_they_saw() -> None:
+    """A version that one thread notes is not lost to another that notes a lower one at the same time."""
+    versions = ReadVersions(lambda: 1, time_seconds=lambda: 0.0)
+    threads, rounds = 8, 2_000
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+
+            def work(thread: int) -> None:
+                for number in range(1, rounds + 1):
+                    version = thread + threads * number
+                    versions.saw(version)
+                    assert versions.cached() >= version
+
+            for _ in pool.map(work, range(threads)):
+                pass
+    finally:
+        sys.setswitchinterval(interval)
+    assert versions.cached() == threads * (rounds + 1) - 1
+    assert versions.counts.cached == threads * rounds + 1

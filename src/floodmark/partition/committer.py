@@ -35,7 +35,7 @@ from floodmark.model.errors import (
     StaleLink,
 )
 from floodmark.model.ranges import KeyRange
-from floodmark.model.version import Version, compose
+from floodmark.model.version import Version, compose, physical_ms
 from floodmark.partition.commit.batches import BatchCache
 from floodmark.partition.commit.commit import (
     BYTES_PER_BYTE,
@@ -272,14 +272,16 @@ class Committer:
         Reads go on while nothing can be written: then no version is minted, and the writes of a failed round
         are left out.
         """
+        version = self._clock.latest
         try:
-            version = self._clock.now()
+            # One of this millisecond will do; readers that all mint would wait for each other at the clock.
+            if physical_ms(version) < self._clock.time_source():
+                version = self._clock.now()
         except ClockSkew:
-            version = self._clock.latest
+            pass
         except FloodmarkError:
             self._storage.stop()
-            version = self._clock.latest
-        # Read after the version was minted: a round that is missed here mints above it.
+        # Read after the version: a round that is missed here mints above it.
         floor = self.floors.round
         if floor is not None and (self._storage.stopped or version - floor < FLOOR_AGE_MAX):
             return min(version, floor)

@@ -10,9 +10,10 @@ did without these calls would not be slowed down.  So cached versions are used o
 quick.
 """
 
+from bisect import insort
 from collections.abc import Callable
 from datetime import timedelta
-from threading import Lock
+from itertools import count
 from typing import Final, Literal, TypeAlias
 
 import msgspec
@@ -45,6 +46,8 @@ class ReadVersionCounts(msgspec.Struct, frozen=True, kw_only=True):
 class ReadVersions:
     """The versions that a client has seen.  Safe to use from many threads.
 
+    Each change is one step of the interpreter.  With a lock, threads would queue for it in each transaction.
+
     >>> seconds = iter([0.0, 0.001, 0.5, 2.0, 2.5, 3.0])
     >>> versions = ReadVersions(iter([7, 9]).__next__, time_seconds=lambda: next(seconds))
     >>> versions.fresh(), versions.cached()
@@ -63,11 +66,10 @@ class ReadVersions:
         self._ask = ask
         self._slow_seconds = slow_answer.total_seconds()
         self._time_seconds = time_seconds
-        self._lock = Lock()
-        # The highest version seen, and since when nothing older than it is known to be the newest.
-        self._highest: Version = 0
-        self._seen_seconds = 0.0
+        # Ends with the highest version seen, and since when nothing older than it is known to be the newest.
+        self._seen: list[tuple[Version, float]] = [(0, 0.0)]
         self._was_slow = False
+        self._asks, self._delays, self._savings = count(1), count(1), count(1)
         self._asked = self._slow = self._cached = 0
 
     @property
@@ -78,36 +80,38 @@ class ReadVersions:
     def fresh(self, ask: AskFresh | None = None) -> Version:
         """A version at which every write is seen that was acknowledged before the call."""
         began = self._time_seconds()
-        version = (0 if ask is None else ask(self._highest)) or self._ask()
+        version = (0 if ask is None else ask(self._highest())) or self._ask()
         took = self._time_seconds() - began
-        with self._lock:
-            self._asked += 1
-            self._was_slow = took > self._slow_seconds
-            self._slow += self._was_slow
-            self._note(version, began)
-            # A node may not have heard of the client's last commit at another one.
-            return self._highest
+        self._asked = next(self._asks)
+        self._was_slow = took > self._slow_seconds
+        if self._was_slow:
+            self._slow = next(self._delays)
+        self._note(version, began)
+        # A node may not have heard of the client's last commit at another one.
+        return self._highest()
 
     def cached(self, staleness_max: timedelta = STALENESS_MAX, ask: AskFresh | None = None) -> Version:
         """The highest version seen, if it is recent and the site was quick to answer; else a fresh one."""
         now = self._time_seconds()
-        with self._lock:
-            is_recent = self._highest and now - self._seen_seconds <= staleness_max.total_seconds()
-            if is_recent and not self._was_slow:
-                self._cached += 1
-                return self._highest
+        highest, seen_seconds = self._seen[-1]
+        is_recent = highest and now - seen_seconds <= staleness_max.total_seconds()
+        if is_recent and not self._was_slow:
+            self._cached = next(self._savings)
+            return highest
         return self.fresh(ask)
 
     def expected(self) -> Version:
         """A version below that of the next commit, and near it if this client writes."""
-        return self._highest or self.fresh()
+        return self._highest() or self.fresh()
 
     def saw(self, version: Version) -> None:
         """Remember the version of a commit."""
-        now = self._time_seconds()
-        with self._lock:
-            self._note(version, now)
+        self._note(version, self._time_seconds())
+
+    def _highest(self) -> Version:
+        return self._seen[-1][0]
 
     def _note(self, version: Version, seconds: float) -> None:
-        if version > self._highest:
-            self._highest, self._seen_seconds = version, seconds
+        if version > self._highest():
+            insort(self._seen, (version, seconds))
+            del self._seen[:-1]

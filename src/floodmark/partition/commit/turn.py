@@ -16,7 +16,6 @@ from contextlib import suppress
 from itertools import pairwise
 from math import ceil
 from queue import Empty, SimpleQueue
-from threading import Lock
 from typing import Any, Final, Generic, TypeVar
 from weakref import ref
 
@@ -69,8 +68,7 @@ class Turn(Generic[SomeWaiter]):
         # Gives the turn back; call `lead_next` afterwards if the queue is not empty.  A C method, so that an
         # interrupt cannot come between the call and its effect.
         self.give_back: Callable[[TurnToken], None] = self._free.append
-        self._line_lock = Lock()
-        # Read without the lock to see whether it is empty.
+        # Each change of it is one step of the interpreter; for a lock, all waiters would queue once more.
         self.line: deque[SomeWaiter] = deque()
         self.give_back(TurnToken(self))
 
@@ -87,8 +85,7 @@ class Turn(Generic[SomeWaiter]):
         mail = waiter.mail = SimpleQueue()
         token: TurnToken | None = None
         try:
-            with self._line_lock:
-                self.line.append(waiter)
+            self.line.append(waiter)
             for _ in range(ceil(self._wait_seconds_max / self._look_seconds)):
                 if self._free:
                     self.lead_next()
@@ -120,12 +117,8 @@ class Turn(Generic[SomeWaiter]):
     def take_line(self, accept: Callable[[SomeWaiter], bool]) -> list[SomeWaiter]:
         """Take waiters from the queue, up to the first that is not accepted, to do their work."""
         taken: list[SomeWaiter] = []
-        with self._line_lock:
-            while self.line:
-                first = self.line.popleft()
-                if not accept(first):
-                    self.line.appendleft(first)
-                    break
+        while (first := self._first_in_line()) is not None and accept(first):
+            if self._step_out(first):
                 taken.append(first)
         return taken
 
@@ -149,16 +142,18 @@ class Turn(Generic[SomeWaiter]):
             self._return_mail(first)
 
     def _first_in_line(self) -> SomeWaiter | None:
-        with self._line_lock:
-            return self.line[0] if self.line else None
+        try:
+            return self.line[0]
+        except IndexError:
+            return None
 
     def _step_out(self, waiter: SomeWaiter) -> bool:
         """Remove a waiter from the queue; whether it was there."""
-        with self._line_lock:
-            if waiter not in self.line:
-                return False
+        try:
             self.line.remove(waiter)
-            return True
+        except ValueError:
+            return False
+        return True
 
     def _leave(self, waiter: SomeWaiter) -> bool:
         """Stop waiting without breaking the chain; whether no leader has begun its work."""
