@@ -435,4 +435,16 @@ PUBLISHING_FAULTS: Final[dict[str, PlantedFault]] = {
         "end_before_swap",
         lambda _: lambda _swap, _position, end: end,
     ),
+    "rollback-forgets": PlantedFault(
+        "a rollback forgets what was written since",
+        "floodmark.site.earlier",
+        "_changes",
+        lambda original: lambda *arguments: (each.slice(0, 0) for each in original(*arguments)),
+    ),
+    "rollback-early": PlantedFault(
+        "a rollback has a base up to which not all has arrived",
+        "floodmark.site.earlier",
+        "_look",
+        lambda original: lambda hosts, namespace, _: original(hosts, namespace, {}),
+    ),
 }

@@ -2,27 +2,38 @@
 
 A publisher runs what `Site.generations.publish` runs.  Between any two of its calls others write, read, cut
 and crash, and it may die.  Then it goes on with the same rows, or begins with others.  Sites that it leaves
-out, or that fail when others have swapped, get the data set by their links.
+out, or that fail when others have swapped, get the data set by their links.  Now and then it goes back to the
+data set before, and tries that until the links have brought what it needs.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from datetime import timedelta
 from random import Random
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
-from floodmark.codec.values import encode_value
+from floodmark.codec.ordered import NAMESPACE_BYTES
+from floodmark.codec.stamps import NO_STAMP, encode_stamp, find_origins, stamp_version
+from floodmark.codec.states import live_value
+from floodmark.codec.values import TOMBSTONE, encode_value
 from floodmark.host.catalog import GenerationRow
 from floodmark.host.ports import Host
 from floodmark.model.errors import (
     ClockSkew,
+    LinkStalled,
     PartlyDone,
     PublicationConflict,
     VersionCollected,
     VersionInFuture,
 )
+from floodmark.model.partition import ApplyStream, GenerationStream, WriteStream
+from floodmark.model.stream import ChangeBatch, ChangesRequest
+from floodmark.model.version import Version, physical_ms
 from floodmark.site.generations import Generations
-from floodmark.testing.simulation.chronicle import NAMESPACES, DataSet
+from floodmark.testing.simulation.chronicle import NAMESPACES, Chronicle, DataSet, SeenChange
 from floodmark.testing.simulation.copies import DistantMember
-from floodmark.testing.simulation.history import Violation
+from floodmark.testing.simulation.history import Key, Violation
 from floodmark.testing.simulation.network import Carrier
 from floodmark.testing.simulation.sites import TROUBLE, SimulatedSite
 from floodmark.testing.simulation.workload import KEYS
@@ -34,9 +45,21 @@ PUBLISHER: Final = "nightly"
 PLACE: Final = "publisher"
 DIES: Final = 0.02
 AWAY: Final = 0.2
+GOES_BACK: Final = 0.5
+TRIES: Final = 10
+# A rollback makes many calls, so less happens between two of them.
+SLOW: Final = 0.2
 BASE_AGE_MAX: Final = 3 << 18
 # What a publisher is told when clocks are apart, sites fail, or another is at work.
-EXPECTED: Final = (*TROUBLE, ClockSkew, PartlyDone, PublicationConflict, VersionCollected, VersionInFuture)
+EXPECTED: Final = (
+    *TROUBLE,
+    ClockSkew,
+    LinkStalled,
+    PartlyDone,
+    PublicationConflict,
+    VersionCollected,
+    VersionInFuture,
+)
 # Rounds of all links after which each site has what any has, and the newest data set.
 ROUNDS: Final = 3
 
@@ -61,6 +84,8 @@ class Publisher:
         self._rows: DataSet = {}
         self._is_left = False
         self._is_busy = False
+        self._pace = 1.0
+        self._rollbacks: list[_Rollback] = []
 
     def poll(self) -> None:
         """Publish something, or go on with what was left."""
@@ -70,28 +95,13 @@ class Publisher:
         first, *rest = [_DistantPlace(self._network, site, self) for site in random.sample(self._sites, 3)]
         away = [each for each in rest if random.random() < AWAY]
         others = [each for each in rest if each not in away]
+        without = [each.site.name for each in away]
         self._is_busy = True
         try:
-            base = None
-            if not self._is_left or random.random() < 0.4:
-                self._drop_left(first)
-                self._number += 1
-                names = random.sample(KEYS, random.randrange(len(KEYS) + 1))
-                self._rows = dict.fromkeys(names, encode_value(b"set %d" % self._number))
-                if random.random() < 0.5:
-                    base = first.versions.read_version() - random.randrange(BASE_AGE_MAX)
-            self._is_left = True
-            Generations(lambda: first.host, PUBLISHER).publish(
-                NAMESPACES[0],
-                self._read_rows(),
-                base=base,
-                publisher=PUBLISHER,
-                others=others,
-                without=[each.site.name for each in away],
-            )
-            self._is_left = False
-            first.site.note(f"published set {self._number} without {[each.site.name for each in away]}")
-            first.site.count("published")
+            self._publish(first, others, without)
+            if random.random() < GOES_BACK:
+                first, *others = random.sample([first, *others], 1 + len(others))
+                self._go_back(first, others, without)
         except Died:
             first.site.note(f"the publisher of set {self._number} died")
             first.site.count("publishers died")
@@ -101,18 +111,79 @@ class Publisher:
         finally:
             self._is_busy = False
 
+    def _publish(
+        self, first: "_DistantPlace", others: Sequence["_DistantPlace"], without: Sequence[str]
+    ) -> None:
+        random, base = self._random, None
+        if not self._is_left or random.random() < 0.4:
+            self._drop_left(first)
+            self._number += 1
+            names = random.sample(KEYS, random.randrange(len(KEYS) + 1))
+            self._rows = dict.fromkeys(names, encode_value(b"set %d" % self._number))
+            if random.random() < 0.5:
+                base = first.versions.read_version() - random.randrange(BASE_AGE_MAX)
+        self._is_left = True
+        Generations(lambda: first.host, PUBLISHER).publish(
+            NAMESPACES[0],
+            self._read_rows(),
+            base=base,
+            publisher=PUBLISHER,
+            others=others,
+            without=without,
+        )
+        self._is_left = False
+        first.site.note(f"published set {self._number} without {without}")
+        first.site.count("published")
+
+    def _go_back(
+        self, first: "_DistantPlace", others: Sequence["_DistantPlace"], without: Sequence[str]
+    ) -> None:
+        near, self._pace = [each.site for each in (first, *others)], SLOW
+        try:
+            generation = self._try_often(lambda: self._roll_back(first, others, without))
+        finally:
+            self._pace = 1
+        self._rollbacks.append(_Rollback(near, generation.stamp, self._rows, first.reads))
+        first.site.note(f"set {self._number} is an earlier one, without {without}")
+        first.site.count("rolled back")
+
+    def _roll_back(
+        self, first: "_DistantPlace", others: Sequence["_DistantPlace"], without: Sequence[str]
+    ) -> GenerationRow:
+        self._drop_left(first)
+        self._number += 1
+        self._rows = first.rows = dict[bytes, bytes]()
+        first.reads = []
+        return Generations(lambda: first.host, PUBLISHER).rollback(
+            NAMESPACES[0], others=others, without=without, wait=timedelta(0)
+        )
+
+    def _try_often(self, action: Callable[[], Result]) -> Result:
+        """Do something while links lag and sites fail."""
+        for _ in range(TRIES):
+            with suppress(LinkStalled, *TROUBLE):
+                return action()
+            for _ in range(2 * TRIES):
+                self._act()
+        return action()
+
     def meanwhile(self) -> None:
         """Let others act, and die now and then."""
         if self._is_busy:
-            if self._random.random() < 0.5:
+            if self._random.random() < self._pace * 0.5:
                 self._act()
-            if self._random.random() < DIES:
+            if self._random.random() < self._pace * DIES:
                 raise Died
 
     def finish(self) -> None:
         """When everything is healed, drop what is left, as garbage collection does after an hour."""
         for site in self._sites:
             self._drop_left(site)
+
+    def check(self) -> None:
+        """Look at the rollbacks, when the chronicles are complete."""
+        for rollback in self._rollbacks:
+            rollback.check()
 
     def newest(self) -> tuple[bytes, DataSet]:
         """The data set that all sites hold in the end, with the stamp of its rows."""
@@ -139,12 +210,70 @@ class Publisher:
         self.data_sets[generation.stamp] = self._rows
 
 
+class _Rollback(NamedTuple):
+    """A rollback: the sites that were not away, the stamp and the rows, and what was read at the first."""
+
+    near: Sequence[SimulatedSite]
+    stamp: bytes
+    rows: DataSet
+    reads: Sequence[ChangesRequest]
+
+    def check(self) -> None:
+        """The rows are the earlier data set with all changes since, those of all sites up to the base."""
+        chronicle, since, until = self.near[0].chronicle, self.reads[0].since, self.reads[-1].until
+        assert until is not None
+        records = chronicle.records(NAMESPACES[0], since - 1)
+        records |= {seen.key.key: seen.stored for seen in _changes(chronicle, since, until)}
+        now_ms = physical_ms(until)
+        for key in KEYS:
+            found, expected = (live_value(each.get(key, TOMBSTONE), now_ms) for each in (self.rows, records))
+            if found != expected:
+                raise self._violation(key, f"is {found!r} after a rollback, and was {expected!r}")
+        newest: dict[bytes, bytes] = {}
+        for seen in _changes(chronicle, 0, until):
+            stamp = find_origins([seen.stored])[0] or encode_stamp(seen.version, chronicle.site_id)
+            newest[seen.key.key] = max(stamp, newest.get(seen.key.key, NO_STAMP))
+        # What is older than the data set that was read may be gone.
+        oldest = stamp_version(chronicle.data_set_at(until))
+        for site in self.near:
+            for seen in _changes(site.chronicle, oldest, stamp_version(self.stamp)):
+                is_own = not find_origins([seen.stored])[0]
+                if is_own and newest.get(seen.key.key, NO_STAMP) < encode_stamp(seen.version, site.id):
+                    raise self._violation(seen.key.key, f"was written at {site.name}, and a rollback lost it")
+
+    def _violation(self, key: bytes, what: str) -> Violation:
+        name = Key(NAMESPACES[0], key)
+        return Violation("8", self.near[0].name, f"{name} {what}", keys=[name])
+
+
+def _changes(chronicle: Chronicle, since: Version, until: Version) -> Iterator[SeenChange]:
+    """The changes in `(since, until]` of what is published, without what came at swaps."""
+    swaps = {swap.version for swap in chronicle.swaps}
+    for seen in chronicle.between(since, until):
+        if seen.key.namespace == NAMESPACES[0] and seen.version not in swaps:
+            yield seen
+
+
 class _DistantPlace(DistantMember):
     """A site as a publisher reaches it."""
+
+    # What was read there for a rollback, and the rows that were loaded.
+    reads: list[ChangesRequest]
+    rows: dict[bytes, bytes] | None = None
 
     def __init__(self, network: Carrier, site: SimulatedSite, publisher: Publisher) -> None:
         super().__init__(network, PLACE, site)
         self._publisher = publisher
+
+    def changes(self, request: ChangesRequest) -> Iterator[ChangeBatch]:
+        """Read changes, and remember which."""
+        self.reads.append(request)
+        return super().changes(request)
+
+    def write_stream(self, command: ApplyStream | GenerationStream) -> WriteStream:
+        """A stream whose rows are remembered, if they are those of a rollback."""
+        stream = super().write_stream(command)
+        return stream if self.rows is None else _Noting(stream, self.rows)
 
     def ask(self, action: Callable[[Host], Result]) -> Result:
         """Have the host of the site do something."""
@@ -156,6 +285,23 @@ class _DistantPlace(DistantMember):
         if isinstance(answer, GenerationRow):
             self._publisher.note(answer)
         return answer
+
+
+class _Noting:
+    """A stream of writes that remembers rows by user key."""
+
+    def __init__(self, stream: WriteStream, rows: dict[bytes, bytes]) -> None:
+        self._stream = stream
+        self._rows = rows
+
+    def send(self, rows: Mapping[bytes, bytes]) -> "Future[int]":
+        """Send rows."""
+        self._rows |= {key[NAMESPACE_BYTES:]: stored for key, stored in rows.items()}
+        return self._stream.send(rows)
+
+    def close(self) -> None:
+        """End the stream."""
+        self._stream.close()
 
 
 def _present(site: SimulatedSite) -> GenerationRow:

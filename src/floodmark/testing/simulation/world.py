@@ -349,6 +349,8 @@ class World:
         for site in self.sites:
             site.extend_chronicle()
             site.check_links()
+        if self.publisher is not None:
+            self.publisher.check()
         self.time.advance(1)
         check_convergence(
             self.sites, self.time(), self._membership.loses_data, self.copies.values(), **published
