@@ -6,12 +6,14 @@
 A section has a directory and servers of its own; Spark is warm.
 
     load        a DataFrame of Parquet files, by Spark into a server, until it is read
-    meanwhile   reads and writes by others while a data set is loaded
+    meanwhile   reads and writes by others while a data set is loaded, and on a busy machine without that
     swap        how long one writer waits for the swap
     memory      of a Python worker, for one row and for ten
 """
 
 import argparse
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -51,6 +53,7 @@ from pyspark.sql import SparkSession
 from floodmark.spark import SparkOptions, open_session, publish
 
 PUBLISHED, UPSERTED, COPIED = "floodmark publish", "floodmark upsert", "postgres COPY"
+IDLE, BUSY = "idle site", "busy machine"
 ROWS: Final = 1_000_000
 QUICK_ROWS: Final = 50_000
 ROWS_PER_SECOND: Final = 250_000
@@ -252,29 +255,58 @@ def p99_ms(calls: Sequence[tuple[float, float]]) -> float:
     return Latency.of([end - begun for begun, end in calls]).p99 * MILLISECONDS
 
 
+@contextmanager
+def busy_processors() -> Iterator[None]:
+    """Other work takes all processors, and asks the site for nothing."""
+    command = [sys.executable, "-c", "while True: pass"]
+    workers = [subprocess.Popen(command) for _ in range(os.cpu_count() or 1)]
+    try:
+        yield
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+
+
 def meanwhile(spark: SparkSession, directory: Path, options: argparse.Namespace) -> Iterator[Line]:
-    """Puts and gets of a client over the wire, on an idle site and while a data set is published."""
+    """Puts and gets of a client over the wire: idle, on a busy machine, and while a data set is published."""
     rows = make_rows(directory / "rows", options.rows, seed=42)
     warm_up(spark, directory)
-    idle: dict[str, list[float]] = {"put": [], "get": []}
-    busy: dict[str, list[float]] = {"put": [], "get": []}
+    samples: dict[str, dict[str, list[float]]] = {"put": {}, "get": {}}
     with serving(directory / "site") as served:
         served.create_namespace()
+
+        def rest() -> None:
+            Event().wait(IDLE_SECONDS)
+
+        def compute() -> None:
+            with busy_processors():
+                rest()
+
+        work: dict[str, Callable[[], object]] = {
+            IDLE: rest,
+            BUSY: compute,
+            PUBLISHED: partial(publish_rows, spark, rows, served.url),
+        }
         for number in range(options.repetitions):
             tell(f"meanwhile: {number + 1} of {options.repetitions}")
-            with Caller(served, PAUSE_SECONDS) as caller:
-                Event().wait(IDLE_SECONDS)
-            idle["put"].append(p99_ms(caller.puts))
-            idle["get"].append(p99_ms(caller.gets))
-            with Caller(served, PAUSE_SECONDS) as caller:
-                publish_rows(spark, rows, served.url)
-            busy["put"].append(p99_ms(caller.puts))
-            busy["get"].append(p99_ms(caller.gets))
-    for call, samples in busy.items():
-        yield line(f"p99 of a {call}", "idle site", "ms", idle[call])
-        each = line(
-            f"p99 of a {call}", PUBLISHED, "ms", samples, against=("idle site", Measure.of(idle[call]))
+            for name, do in work.items():
+                with Caller(served, PAUSE_SECONDS) as caller:
+                    do()
+                samples["put"].setdefault(name, []).append(p99_ms(caller.puts))
+                samples["get"].setdefault(name, []).append(p99_ms(caller.gets))
+    for call, taken in samples.items():
+        idle = (IDLE, Measure.of(taken[IDLE]))
+        yield line(f"p99 of a {call}", IDLE, "ms", taken[IDLE])
+        yield line(
+            f"p99 of a {call}",
+            BUSY,
+            "ms",
+            taken[BUSY],
+            against=idle,
+            remark="other work on all cores, none for the site",
         )
+        each = line(f"p99 of a {call}", PUBLISHED, "ms", taken[PUBLISHED], against=idle)
         yield held(each, Target(limit=P99_RATIO, unit="x idle site"))
 
 
