@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from tests.cli.support import run
 from tests.links.support import Served, ServeSite, describe, share
+from tests.waiting import HANG_SECONDS, wait_until
 
-from floodmark.cli.failures import DONE
+from floodmark.cli.failures import DONE, UNREACHABLE
 from floodmark.divergence.comparing import compare_keys
 from floodmark.host.catalog import GenerationRow
 from floodmark.host.publishing import LocalGenerations
@@ -41,6 +42,10 @@ def rows(tmp_path: Path) -> Path:
 ROWS = {b"ada": b"countess", b"grace": b"admiral"}
 
 
+def status_of(served: Served) -> Any:
+    return run("status", served.url, "--json").json["replication"]
+
+
 def users_of(served: Served) -> dict[bytes, bytes]:
     return dict(served.site.namespace("users").scan())
 
@@ -70,16 +75,29 @@ def test_a_file_is_published_at_all_sites_and_changes_made_since_stay(
 
 
 def test_a_site_that_was_away_gets_the_data_set_by_its_links(
-    served: dict[str, Served], topology: Path, rows: Path
+    served: dict[str, Served], topology: Path, rows: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A run looks for data sets once, when it begins.
+    monkeypatch.setattr("floodmark.links.planning.HOLD_MS", HANG_SECONDS * 1_000)
     oslo, rome, bonn = served.values()
     bonn.site.namespace("users").put(b"alan", b"written while it was away")
     some = run("publish", rows, oslo.url, "users", "--topology", topology, "--without", "bonn", "--json")
     assert set(some.json["others"]) == {"rome"}
     assert b"alan" in users_of(bonn)
-    for _ in range(2):
-        run("replicate", "--topology", topology, "--once", "--runner", "process")
+    replicate = ("replicate", "--topology", topology, "--once", "--runner", "process")
+    first = run(*replicate)
+    waits = "it waits until its changes up to"
+    assert (first.code, waits in first.text) == (UNREACHABLE, True), first.errors
+    (link,) = [
+        each for each in status_of(bonn)["links"] if (each["source"], each["namespace"]) == ("oslo", "users")
+    ]
+    assert waits in link["stalled"]
+    shown = " ".join(run("status", bonn.url).text.split())
+    assert f"oslo to bonn, users: {waits}" in shown
+    assert "are there before it brings the data set of" in shown
+    wait_until(lambda: run(*replicate).code == DONE, "the data set does not come")
     assert users_of(oslo) == users_of(rome) == users_of(bonn) == ROWS
+    assert not [each for each in status_of(bonn)["links"] if each["stalled"]]
 
 
 def test_all_sites_go_back_by_a_command_that_names_them(

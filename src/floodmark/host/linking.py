@@ -69,14 +69,18 @@ class LocalLinks(LocalPort):
     def advance_link(self, step: LinkStep, applied: Applied) -> None:
         """Store a step.  Its namespaces must still be those that it was applied to."""
         self._members.require_rejoined()
+        lacking = set()
         for part in step.namespaces:
-            if self._catalog.get(part.name).id != part.target_id:
+            row = self._catalog.get(part.name)
+            if row.id != part.target_id:
                 raise StaleLink(
                     f"namespace {part.name!r} was dropped and made anew since the step was planned; plan it "
                     "again",
                     namespace=part.name,
                 )
-        self._links.advance(step, applied)
+            if part.data_set > row.present.stamp:
+                lacking.add(part.name)
+        self._links.advance(step, applied, lacking)
 
     def stall_link(self, source_id: int, namespaces: list[str], reason: str) -> None:
         ids = [row.id for row in self._catalog.live() if row.name in namespaces]
@@ -211,7 +215,9 @@ class LocalLinks(LocalPort):
         if late:
             raise_alarm(AlarmKind.FINDING, f"{late[-1].finding}; compare the sites")
         if recent.stalled is not None:
-            raise_alarm(AlarmKind.STALLED, f"nothing is taken in: {recent.stalled}")
+            # Changes come while a data set is awaited.
+            what = "" if recent.lacks_data_set else "nothing is taken in: "
+            raise_alarm(AlarmKind.STALLED, f"{what}{recent.stalled}")
         if recent.ahead_ms > SKEW_MS_MAX:
             raise_alarm(
                 AlarmKind.SKEW,

@@ -4,7 +4,8 @@ Whoever publishes loads the data set at all sites before any of them swaps.  A s
 when its links run again.  The rows of the data set are not in the change log of the source, but they have its
 stamp: as of a version, the source has all of them but those that were written since.  What was written since
 comes as changes.  So the target waits until its links have brought all that the source had at that version;
-then it loads the rows, copies its changes since the base, and swaps as a publisher does.
+then it loads the rows, copies its changes since the base, and swaps as a publisher does.  Meanwhile it shows
+what it waits for.
 
 Its change log may begin above the base by then.  What it has deleted since, and forgotten, was known at all
 sites before, and so are the rows of the source free of it.
@@ -13,13 +14,17 @@ If a publisher dies between the first swap and the last, the links of the sites 
 work.  They load the rows once more, for it may have left a site before that had all of them.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 from floodmark.codec.ordered import qualify_range
 from floodmark.codec.records import add_origins, qualify_keys
 from floodmark.codec.stamps import find_origins, take_origin
 from floodmark.host.catalog import KEPT_GENERATIONS, GenerationRow
 from floodmark.host.ports import Host
-from floodmark.model.errors import FloodmarkError, PublicationConflict
+from floodmark.model.errors import FloodmarkError
 from floodmark.model.partition import GenerationStream
+from floodmark.model.version import Version, moment_of
 from floodmark.replication.step import LinkStep, NamespaceStep
 from floodmark.site.generations import Generations
 
@@ -27,24 +32,28 @@ from floodmark.site.generations import Generations
 def bring_data_sets(source: Host, target: Host, step: LinkStep) -> None:
     """Publish at the target what was published at the source of a step, as soon as that is possible.
 
-    The target shows why it does not succeed; the step goes on.
+    The target shows what that waits for, or why it does not succeed; the step goes on.
     """
     for part in step.namespaces:
         if part.data_set:
+            show = partial(target.replication.stall_link, step.source_id, [part.name])
             try:
-                _bring(source, target, part)
-            except PublicationConflict:
-                # Its publisher is at work here, or another link.
-                continue
+                _bring(source, target, part, show)
             except FloodmarkError as error:
-                reason = f"the data set that was published at {step.source!r} is not here: {error}"
-                target.replication.stall_link(step.source_id, [part.name], reason)
+                # At a conflict its publisher is at work here, or another link.
+                show(f"the data set that was published at {step.source!r} is not here: {error}")
 
 
-def _bring(source: Host, target: Host, part: NamespaceStep) -> None:
+def _bring(source: Host, target: Host, part: NamespaceStep, show: Callable[[str], None]) -> None:
     present = source.namespaces.find_namespace(part.name).present
-    if present.stamp != part.data_set or not _has_all(source, target, part, present):
+    if present.stamp != part.data_set:
         return
+    data_set = f"the data set of {moment_of(present.base).isoformat()} to {part.name!r}"
+    awaited = _find_awaited(source, target, part, present)
+    if awaited is not None:
+        show(f"it waits until {awaited} are there before it brings {data_set}")
+        return
+    show(f"it brings {data_set}")
     # Rows of a rollback may hold changes that were made at the source until its swap.
     target.versions.observe(part.since)
     publisher = f"the data set of {present.base} from site {present.origin}"
@@ -58,17 +67,23 @@ def _bring(source: Host, target: Host, part: NamespaceStep) -> None:
     generations.finish(part.name, [loading.number], keep=KEPT_GENERATIONS, rows=rows)
 
 
-def _has_all(source: Host, target: Host, part: NamespaceStep, present: GenerationRow) -> bool:
-    """Whether the target has all that the source had at the position of the link, with the data set."""
+def _find_awaited(source: Host, target: Host, part: NamespaceStep, present: GenerationRow) -> str | None:
+    """The changes that the target lacks of those that the source had at the position of the link.
+
+    None if it has all, and the source had the data set there.
+    """
     assert present.since is not None
     if part.since < present.since:
-        return False
+        return _changes("its changes", present.since)
     has = target.replication.watermark(part.name, None)
-    return all(
-        has.get(site, 0) >= through
-        for site, through in source.replication.watermark(part.name, part.since).items()
-        if site != target.identity.site_id
-    )
+    for site, through in source.replication.watermark(part.name, part.since).items():
+        if site != target.identity.site_id and has.get(site, 0) < through:
+            return _changes(f"the changes of site {site}", through)
+    return None
+
+
+def _changes(whose: str, through: Version) -> str:
+    return f"{whose} up to {moment_of(through).isoformat()}"
 
 
 def _load(source: Host, target: Host, part: NamespaceStep, command: GenerationStream) -> int:

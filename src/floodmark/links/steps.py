@@ -86,7 +86,7 @@ def plan_step(
 
 def positions_after(step: LinkStep) -> list[NamespacePosition] | None:
     """The positions of the target after it has noted a step; None if it has to be asked."""
-    if step.stalled:
+    if step.stalled or any(each.data_set for each in step.namespaces):
         return None
     return [
         NamespacePosition(name=each.name, id=each.target_id, through=max(each.since, each.until))

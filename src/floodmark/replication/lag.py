@@ -66,12 +66,14 @@ class RecentLink:
     """The last minutes of one link and namespace, and the number of changes since the site was opened.
 
     The source's clock is ahead of this one by at least `ahead_ms`.  `stalled` is the reason why no changes
-    come, until some do.
+    come, until some do; where the site lacks a data set of the source, the reason why that is not here, until
+    it is.
     """
 
     changes: int = 0
     ahead_ms: int = 0
     stalled: str | None = None
+    lacks_data_set: bool = False
     # Lags by intervals of ten seconds.
     _slots: dict[int, LagCounts] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)

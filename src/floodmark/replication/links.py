@@ -189,9 +189,10 @@ class Links:
 
     # Steps
 
-    def advance(self, step: LinkStep, applied: Applied) -> None:
+    def advance(self, step: LinkStep, applied: Applied, lacking: Collection[str] = ()) -> None:
         """Note a step whose changes are all applied and durable.  A step that was noted before has no effect.
 
+        The namespaces in `lacking` have no data set here that the source has.
         Raises StaleLink if the step does not begin at the position of the link, and Fenced if its source may
         no longer write here.
         """
@@ -214,7 +215,7 @@ class Links:
             if not rows:
                 return
             self._store(rows)
-            self._remember(step, applied, now_ms)
+            self._remember(step, applied, lacking, now_ms)
 
     def admit(self, guard: LinkGuard) -> Sequence[Guard]:
         """Refuse writes of a step that was noted, planned again, or fenced meanwhile.
@@ -318,11 +319,13 @@ class Links:
             return "it was removed from the topology, and what it wrote since is lost"
         return None
 
-    def _remember(self, step: LinkStep, applied: Applied, now_ms: int) -> None:
+    def _remember(self, step: LinkStep, applied: Applied, lacking: Collection[str], now_ms: int) -> None:
         for part in step.namespaces:
             done = applied.namespaces.get(part.name)
             recent = self.recent.of(part.target_id, step.source_id)
-            recent.stalled = None
+            recent.lacks_data_set = part.name in lacking
+            if not recent.lacks_data_set:
+                recent.stalled = None
             if done is not None:
                 recent.add_lags(done.lags, now_ms)
                 recent.changes += done.changes

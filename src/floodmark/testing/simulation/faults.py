@@ -426,8 +426,8 @@ PUBLISHING_FAULTS: Final[dict[str, PlantedFault]] = {
     "brought-early": PlantedFault(
         "a link brings a data set before the changes above it",
         "floodmark.links.bringing",
-        "_has_all",
-        _always(True),
+        "_find_awaited",
+        _always(None),
     ),
     "swap-unannounced": PlantedFault(
         "a feed passes over a data set",
