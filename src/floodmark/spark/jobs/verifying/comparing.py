@@ -45,7 +45,7 @@ from floodmark.divergence.outcome import SiteDoubt
 from floodmark.divergence.repairing import PROBLEMS_TOLD, RepairSummary, divide, repair
 from floodmark.host.ports import Host
 from floodmark.model.change import Stamp
-from floodmark.model.errors import FloodmarkError, LimitExceeded, Unreachable
+from floodmark.model.errors import FloodmarkError, GenerationSwapped, LimitExceeded, Unreachable
 from floodmark.model.partition import Content
 from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangeBatch, ChangesRequest, Way
@@ -429,7 +429,7 @@ def _read_history(host: Host, view: SiteView, keys: KeyRange, since: Version, ch
     )
     changes: list[HistoryChange] = []
     marks: list[tuple[Version, Mapping[int, Version]]] = []
-    for batch in host.changes(request):
+    for batch in _read_past_swaps(host, request):
         # A repair may write a change that is older than the history.
         changes += [change for change in _changes_of(batch, view.site_id) if change.stamp.version > since]
         marks += [(beat.version, beat.watermark.get(view.namespace_id, {})) for beat in batch.heartbeats]
@@ -442,6 +442,19 @@ def _read_history(host: Host, view: SiteView, keys: KeyRange, since: Version, ch
                 "compare; a shorter retention of its namespace makes it shorter"
             )
     return History(view.site, view.site_id, changes, marks)
+
+
+def _read_past_swaps(host: Host, request: ChangesRequest) -> Iterator[ChangeBatch]:
+    """The changes of a log without the data sets that were published, whose rows stand in no log."""
+    while True:
+        try:
+            yield from host.changes(request)
+        except GenerationSwapped as error:
+            behind = error.details["oldest"]
+            assert isinstance(behind, int)
+            request = msgspec.structs.replace(request, since=behind)
+        else:
+            return
 
 
 def _changes_of(batch: ChangeBatch, site_id: int) -> Iterator[HistoryChange]:

@@ -329,7 +329,11 @@ class ComparedSites:
 
         try:
             return at_present(
-                lambda: max(_first_version(site.host, look.namespace) for site in look.sites), hold
+                lambda: max(
+                    _first_version(site.host, look.namespace, view.version)
+                    for site, view in zip(look.sites, look.views, strict=True)
+                ),
+                hold,
             )
         except (Unreachable, VersionCollected) as error:
             self.doubts.append(f"the history of {look.namespace!r} cannot be compared: {error}")
@@ -355,9 +359,16 @@ def _plan_site(site: Site, view: SiteView, tasks_min: int) -> list[KeyRange]:
     return [users_keys(keys) for keys in ranges]
 
 
-def _first_version(host: Host, namespace: str) -> Version:
-    """The version above which all sites should have the same history."""
-    return max(host.retention.oldest_version(namespace), host.membership.shared_since(namespace, 0))
+def _first_version(host: Host, namespace: str, at: Version) -> Version:
+    """The version above which all sites should have the same history.
+
+    What is older than the data set read as of `at` was replaced by it, whether or not it had come.
+    """
+    return max(
+        host.retention.oldest_version(namespace),
+        host.membership.shared_since(namespace, 0),
+        host.namespaces.find_namespace(namespace).at(at).base,
+    )
 
 
 def _release_quietly(site: Site, name: str) -> None:
