@@ -173,7 +173,7 @@ class TransactionReads:
     def depend_on(self, namespace: AnyNamespace, keys: KeyRange) -> None:
         """Let the commit fail if a range has changed since the transaction's version."""
         self._add(1)
-        if keys.end == after(keys.start):
+        if keys.start and keys.end == after(keys.start):
             self._keys.add(qualify_range(namespace.id, keys).start)
             return
         read = _ReadRange(namespace.id, keys, reverse=False)

@@ -120,6 +120,8 @@ class SerializingContract(SiteContractBase):
         (lambda t, users: list(t.scan(users, prefix=b"x")), {b"x"}),
         (lambda t, users: t.add_read_conflict(users, b"h"), {b"h"}),
         (lambda t, users: t.add_read_conflict(users, start=b"h", end=b"q"), {b"h", b"i"}),
+        # No key is empty, but a range may begin there.
+        (lambda t, users: t.add_read_conflict(users, start=b"", end=b"\0"), set()),
         (lambda t, users: t.delete_range(users, b"h", b"i"), {b"h"}),
         (lambda t, users: t.get(users, b"h", snapshot=True), set()),
         (lambda t, users: list(t.scan(users, snapshot=True)), set()),
