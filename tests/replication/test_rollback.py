@@ -11,6 +11,7 @@ from floodmark.links.bringing import bring_data_sets
 from floodmark.links.steps import run_step
 from floodmark.model.errors import InvalidConfiguration, LinkStalled, PublicationConflict
 from floodmark.site import Site
+from floodmark.site.earlier import wait_arrived
 
 NOW = timedelta(0)
 
@@ -263,3 +264,65 @@ def test_a_log_that_was_trimmed_meanwhile_is_read_from_the_versions(mesh: Mesh) 
     node.trim_logs(node.resolved_version())
     roll_back(mesh, 1)
     assert_all_hold(mesh, {b"grace": b"3"})
+
+
+def test_a_publisher_that_lacks_the_newest_data_set_waits_for_it(mesh: Mesh) -> None:
+    """It would go back behind a data set that the others do not expect to lose."""
+    mesh.put("oslo", b"ada", b"1")
+    publish(mesh, {b"ada": b"2"})
+    mesh.exchange()
+    mesh["rome"].generations.publish("users", {b"ada": b"3"}, others=[mesh["bonn"]], without=["oslo"])
+    with pytest.raises(LinkStalled, match=r"'oslo' lacks the data set that '(rome|bonn)' has"):
+        roll_back(mesh)
+    bring(mesh)
+    assert states(mesh) == [{b"ada": b"3"}] * 3
+    roll_back(mesh)
+    assert_all_hold(mesh, {b"ada": b"2"})
+
+
+@pytest.mark.parametrize("is_newer", [False, True])
+def test_a_data_set_that_is_published_meanwhile_is_not_undone(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch, *, is_newer: bool
+) -> None:
+    mesh.put("oslo", b"ada", b"1")
+    publish(mesh, {b"ada": b"2"})
+    base = mesh["oslo"].host.versions.now()
+
+    def wait_and_publish(*arguments: Any) -> Any:
+        arrived = wait_arrived(*arguments)
+        mesh.time.advance(1)
+        publish(mesh, {b"ada": b"3"}, base=None if is_newer else base)
+        return arrived
+
+    with monkeypatch.context() as patch:
+        patch.setattr("floodmark.site.generations.wait_arrived", wait_and_publish)
+        with pytest.raises(PublicationConflict, match=r"another data set was published.* roll back again"):
+            roll_back(mesh)
+    assert [row.loading for row in rows_of(mesh)] == [None] * 3
+    assert_all_hold(mesh, {b"ada": b"3"})
+    roll_back(mesh)
+    assert_all_hold(mesh, {b"ada": b"2"})
+
+
+def test_a_site_without_a_log_up_to_the_base_says_so(mesh: Mesh) -> None:
+    """Nothing holds the log there, and it was trimmed up to now."""
+    publish(mesh, {}, keep=0)
+    mesh.exchange()
+    mesh.exchange()
+    node = embedded(mesh["rome"]).node
+    node.trim_logs(node.resolved_version())
+    with pytest.raises(PublicationConflict, match=r"has removed its changes .* roll back again"):
+        mesh["oslo"].generations.rollback("users", others=others(mesh), wait=NOW)
+    assert [row.loading for row in rows_of(mesh)] == [None] * 3
+
+
+def test_an_unsettled_write_of_the_publisher_is_told_as_that(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(mesh, {})
+    mesh.exchange()
+    begun = rows_of(mesh)[0].present.since
+    versions = type(mesh["oslo"].host.versions)
+    monkeypatch.setattr(versions, "resolved_version", lambda _: begun - 1)
+    with pytest.raises(LinkStalled, match=r"writes of 'oslo' are settled up to .* A transaction is open"):
+        mesh["oslo"].generations.rollback("users", others=others(mesh), wait=NOW)

@@ -28,7 +28,7 @@ from floodmark.columns.pairs import PAIRS, Pairs
 from floodmark.columns.sorting import sort_pairs
 from floodmark.host.catalog import NamespaceRow
 from floodmark.host.ports import Host
-from floodmark.model.errors import LinkStalled, VersionCollected
+from floodmark.model.errors import LinkStalled, PublicationConflict, VersionCollected
 from floodmark.model.stream import ChangesRequest
 from floodmark.model.version import Version, moment_of
 from floodmark.replication.topology import MemberSite
@@ -38,11 +38,15 @@ ARRIVAL: Final = timedelta(seconds=10)
 
 
 class Arrived(NamedTuple):
-    """A base for a rollback: as of `resolved`, all changes of all sites up to the base are here."""
+    """A base for a rollback: as of `resolved`, all changes of all sites up to the base are here.
+
+    `presents` are the numbers of the generations that the sites read.
+    """
 
     base: Version
     resolved: Version
     row: NamespaceRow
+    presents: tuple[int, ...]
 
 
 def wait_arrived(hosts: Sequence[Host], namespace: str, wait: timedelta, without: Collection[str]) -> Arrived:
@@ -77,7 +81,18 @@ def _look(hosts: Sequence[Host], namespace: str, near: Mapping[str, MemberSite])
         resolved = min([resolved, *(has.get(site.site_id, 0) for has in others.values())])
     # Looked up behind the resolved version, so that no swap below it is missed.
     rows = [host.namespaces.find_namespace(namespace) for host in hosts]
-    swapped, base = max(row.present.since or 0 for row in rows), resolved
+    presents = [row.present for row in rows]
+    stamps = [(each.stamp, host.identity.site) for each, host in zip(presents, hosts, strict=True)]
+    newest, holder = max(stamps)
+    if newest > stamps[0][0]:
+        raise LinkStalled(
+            f"{namespace!r} cannot go back yet: {site.site!r} lacks the data set that {holder!r} has. Let "
+            f"the link from {holder!r} run, or roll back from there",
+            namespace=namespace,
+            source=holder,
+            target=site.site,
+        )
+    swapped, base = max(each.since or 0 for each in presents), resolved
     arrived = {**here.replication.watermark(namespace, resolved), site.site_id: resolved}
     for source, member in near.items():
         if member.has_ended(through := arrived.get(member.id, 0)):
@@ -88,12 +103,39 @@ def _look(hosts: Sequence[Host], namespace: str, near: Mapping[str, MemberSite])
                 _require_through(namespace, source, name, has.get(member.id, 0), wanted, away=name)
         _require_through(namespace, source, site.site, through, swapped, away=source)
     _require_through(namespace, site.site, site.site, base, swapped, away=site.site)
-    return Arrived(base, resolved, rows[0])
+    return Arrived(base, resolved, rows[0], tuple(each.number for each in presents))
+
+
+def require_present(hosts: Sequence[Host], arrived: Arrived) -> None:
+    """Refuse if a site reads another data set since a base was found: the rollback would undo that, too."""
+    for host, number in zip(hosts, arrived.presents, strict=True):
+        if host.namespaces.find_namespace(arrived.row.name).present.number != number:
+            raise changed(arrived)
+
+
+def changed(arrived: Arrived) -> PublicationConflict:
+    """The error for a base that is of no use any more."""
+    return PublicationConflict(
+        f"{arrived.row.name!r} has not gone back: meanwhile another data set was published, or a site has "
+        f"removed its changes from before {moment_of(arrived.base).isoformat()}. Look at `floodmark "
+        "generation list`, and roll back again",
+        namespace=arrived.row.name,
+        version=arrived.base,
+    )
 
 
 def _require_through(
     namespace: str, source: str, target: str, through: Version, wanted: Version, *, away: str
 ) -> None:
+    if through < wanted and source == target:
+        raise LinkStalled(
+            f"{namespace!r} cannot go back yet: all writes of {source!r} are settled up to "
+            f"{moment_of(through).isoformat()}, and have to be up to {moment_of(wanted).isoformat()}. A "
+            "transaction is open, or a partition has no owner; try again",
+            namespace=namespace,
+            source=source,
+            target=target,
+        )
     if through < wanted:
         raise LinkStalled(
             f"{namespace!r} cannot go back yet: {target!r} has what {source!r} wrote up to "

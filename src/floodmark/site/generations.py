@@ -22,6 +22,7 @@ from floodmark.model.errors import (
     InvalidConfiguration,
     PartlyDone,
     PublicationConflict,
+    VersionCollected,
 )
 from floodmark.model.limits import GENERATIONS_KEPT_MAX
 from floodmark.model.names import require_name
@@ -29,7 +30,7 @@ from floodmark.model.partition import GenerationStream
 from floodmark.model.version import Version
 from floodmark.site.arguments import At, to_version
 from floodmark.site.dataset import DataSet, Refuse, Rows
-from floodmark.site.earlier import ARRIVAL, earlier_rows, wait_arrived
+from floodmark.site.earlier import ARRIVAL, changed, earlier_rows, require_present, wait_arrived
 from floodmark.site.namespace import open_namespace
 
 # Changes are copied again while the new generation is so far behind; then it is swapped in.
@@ -235,10 +236,14 @@ class Generations:
         first = places[0]
         if _require_all(places, namespace, without, "roll back") is None:
             return first.host.generations.rollback_generation(namespace, number, self._holder, keep)
-        number = first.row.earlier(number).number
-        arrived = wait_arrived([place.host for place in places], namespace, wait, without)
+        number, hosts = first.row.earlier(number).number, [place.host for place in places]
+        arrived = wait_arrived(hosts, namespace, wait, without)
         with _dropping(places, True):
-            _begin(places, arrived.base, self._holder, wait, without)
+            try:
+                _begin(places, arrived.base, self._holder, wait, without)
+            except VersionCollected as error:
+                raise changed(arrived) from error
+            require_present(hosts, arrived)
             with closing(earlier_rows(first.host, arrived, number, report)) as rows:
                 loaded = _load(rows, places, report)
             numbers = [place.number for place in places]
