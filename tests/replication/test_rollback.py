@@ -12,6 +12,7 @@ from floodmark.links.steps import run_step
 from floodmark.model.errors import InvalidConfiguration, LinkStalled, PublicationConflict
 from floodmark.site import Site
 from floodmark.site.earlier import wait_arrived
+from floodmark.site.generations import Generations
 
 NOW = timedelta(0)
 
@@ -326,3 +327,30 @@ def test_an_unsettled_write_of_the_publisher_is_told_as_that(
     monkeypatch.setattr(versions, "resolved_version", lambda _: begun - 1)
     with pytest.raises(LinkStalled, match=r"writes of 'oslo' are settled up to .* A transaction is open"):
         mesh["oslo"].generations.rollback("users", others=others(mesh), wait=NOW)
+
+
+def test_a_link_does_not_complete_what_another_publisher_has_left(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While links stand still, the next rollback has the same base, and so the same stamp."""
+    mesh.put("oslo", b"ada", b"1")
+    mesh.exchange()
+    for name in (b"alan", b"grace"):
+        publish(mesh, {name: b"2"}, keep=2)
+        mesh.exchange()
+        mesh.exchange()
+    killed = Generations(lambda: mesh["oslo"].host, "killed")
+    with monkeypatch.context() as patch:
+        patch.setattr("floodmark.site.generations._rewind", lambda *_: 1 / 0)
+        patch.setattr(mesh["bonn"].host.generations, "drop_generation", lambda *_: None)
+        with pytest.raises(ZeroDivisionError):
+            killed.rollback("users", 1, others=others(mesh), wait=NOW)
+    left = rows_of(mesh)[2].loading
+    mesh["oslo"].generations.rollback("users", 2, others=[mesh["rome"]], without=["bonn"], wait=NOW)
+    assert rows_of(mesh)[0].present.stamp == left.stamp
+    for _ in range(2):
+        bring(mesh)
+    assert states(mesh) == [{b"alan": b"2"}, {b"alan": b"2"}, {b"grace": b"2"}]
+    mesh["bonn"].generations.drop("users", left.number)
+    bring(mesh)
+    assert_all_hold(mesh, {b"alan": b"2"})

@@ -11,7 +11,9 @@ Its change log may begin above the base by then.  What it has deleted since, and
 sites before, and so are the rows of the source free of it.
 
 If a publisher dies between the first swap and the last, the links of the sites that have swapped finish its
-work.  They load the rows once more, for it may have left a site before that had all of them.
+work.  They load the rows once more, for it may have left a site before that had all of them.  What another
+publisher has left may hold other rows, also with the same stamp: that is dropped first, by an operator or
+after an hour.
 """
 
 from collections.abc import Callable
@@ -58,7 +60,8 @@ def _bring(source: Host, target: Host, part: NamespaceStep, show: Callable[[str]
     target.versions.observe(part.since)
     publisher = f"the data set of {present.base} from site {present.origin}"
     loading = target.namespaces.find_namespace(part.name).loading
-    if loading is None or loading.stamp != part.data_set:
+    known = publisher, present.publisher
+    if loading is None or loading.stamp != part.data_set or loading.publisher not in known:
         loading = target.generations.begin_generation(
             part.name, present.base, publisher, present.origin, brought=True
         )
