@@ -236,7 +236,7 @@ def test_what_cannot_go_back_is_refused(mesh: Mesh) -> None:
     with pytest.raises(PublicationConflict, match="generation 7: those kept are: 1"):
         roll_back(mesh, 7)
     mesh["rome"].host.generations.begin_generation("users", 0, "nightly", 2)
-    with pytest.raises(PublicationConflict, match="published by 'nightly'"):
+    with pytest.raises(PublicationConflict, match="at site 'rome' is being published by 'nightly'"):
         roll_back(mesh)
     assert [row.loading is None for row in rows_of(mesh)] == [True, False, True]
 

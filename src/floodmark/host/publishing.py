@@ -116,8 +116,9 @@ class LocalGenerations(LocalPort):
             origin, left = origin or self._node.site_id, row.loading
             if left is not None and left.publisher != publisher:
                 raise PublicationConflict(
-                    f"generation {left.number} of {namespace!r} is being published by "
-                    f"{left.publisher!r}; wait for its end, or drop it",
+                    f"generation {left.number} of {namespace!r} at site {self._members.site!r} is being "
+                    f"published by {left.publisher!r}; wait for its end, or drop it there (`floodmark "
+                    "generation drop`)",
                     namespace=namespace,
                     generation=left.number,
                 )
