@@ -76,6 +76,32 @@ def test_a_read_as_of_a_version_finds_the_generation_of_that_version(engine: Gen
     assert engine.ceiling("data", prefix, prefix) == (encode_key(1, b"key", 10), b"7")
 
 
+def test_a_reader_as_of_a_version_stays_in_its_generation_over_a_swap(engine: GenerationsEngine) -> None:
+    def value(view: Engine) -> bytes:
+        start = encode_key(1, b"key", 60)
+        ((_, found),) = view.scan("data", start, start[:-8] + b"\xff" * 9, rows_max=2, bytes_max=1_000)
+        return found
+
+    unpublished = GenerationsEngine(engine.below)
+    views = unpublished.at(60), engine.at(60)
+    table = {FIRST: [Since(1, FIRST), Since(50, SECOND), Since(70, HIDDEN)]}
+    for each in (unpublished, engine):
+        each.show(table, [SECOND, HIDDEN])
+        assert value(each) == b"8"
+    assert [value(each) for each in views] == [b"1", b"7"]
+
+
+def test_what_was_garbage_before_a_swap_is_removed_where_it_was(engine: GenerationsEngine) -> None:
+    before, row = engine.pinned(), encode_key(1, b"key", 10)
+    engine.show({FIRST: [Since(1, FIRST), Since(50, SECOND), Since(70, HIDDEN)]}, [SECOND, HIDDEN])
+    before.remove([("data", row, None)])
+    assert [engine.below.get("data", encode_key(each, b"key", 10)) for each in (1, 7, 8)] == [
+        b"1",
+        None,
+        b"8",
+    ]
+
+
 def test_a_write_goes_to_the_present_generation(engine: GenerationsEngine) -> None:
     engine.write([("data", encode_key(1, b"key", 60), b"new"), ("data", encode_key(2, b"key", 60), b"other")])
     assert engine.below.get("data", encode_key(7, b"key", 60)) == b"new"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow
 import pytest
+from tests.replication.support_links import embedded
 
 import floodmark
 from floodmark import Site
@@ -30,12 +31,15 @@ from floodmark.model.errors import (
     VersionInFuture,
     WrongPolicy,
 )
+from floodmark.model.limits import PAGE_ROWS_MAX
 from floodmark.model.partition import GenerationStream
 from floodmark.model.stream import ChangesRequest
 from floodmark.partition import FAMILIES
+from floodmark.partition.read.records import _read_forward as read_page
 from floodmark.replication.topology import MemberSite, SharedNamespace, Topology
 from floodmark.site.embedding import open_engine
 from floodmark.testing import FaultyEngine
+from floodmark.testing.clock import SimulatedTime
 
 
 @pytest.fixture
@@ -273,6 +277,46 @@ def test_what_cannot_be_published_is_refused(site: Site) -> None:
         site.generations.publish("shared", {b"ada": b"1"})
 
 
+def test_changes_that_are_found_by_a_scan_are_all_there_although_a_swap_comes_in_between(site: Site) -> None:
+    users = site.create_namespace("users")
+    written = {b"%05d" % number: b"1" for number in range(2 * PAGE_ROWS_MAX)}
+    until = users.put_many(written)
+    node = embedded(site).node
+    node.trim_logs(node.resolved_version())
+    request = ChangesRequest(keys=qualify_range(users.id), namespace=users.id, since=0, until=until)
+    changes = site.host.changes(request)
+    found = list(next(changes).keys)
+    site.generations.publish("users", {})
+    for batch in changes:
+        found += batch.keys
+    assert [key[3:] for key in found] == list(written)
+
+
+def test_a_scan_goes_on_in_the_generation_in_which_a_page_began(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users = site.create_namespace("users")
+    site.generations.publish("users", {b"ada": b"old"})
+    at, swaps = site.host.versions.read_version(), list[int]()
+
+    def swap_first(*arguments: Any) -> Any:
+        if not swaps:
+            swaps.append(site.generations.publish("users", {b"ada": b"new"}, base=at).version)
+        return read_page(*arguments)
+
+    monkeypatch.setattr("floodmark.partition.read.records._read_forward", swap_first)
+    assert dict(users.scan(at=at)) == {b"ada": b"old"}
+    assert dict(users.scan(at=swaps[0])) == {b"ada": b"new"}
+
+
+def test_the_first_key_as_of_a_version_is_that_of_its_generation(site: Site) -> None:
+    users = site.create_namespace("users")
+    before = users.put(b"ada", b"1")
+    published = publish(site, "users", {b"abe": b"2", b"ada": b"2"}, base=before)
+    assert users.first(b"a", b"b", at=before) == (b"ada", b"1")
+    assert users.first(b"a", b"b", at=published.since) == users.first(b"a", b"b") == (b"abe", b"2")
+
+
 def test_a_transaction_that_read_before_a_swap_conflicts(site: Site) -> None:
     users, other = site.create_namespace("users"), site.create_namespace("other")
     users.put(b"ada", b"1")
@@ -377,6 +421,29 @@ def test_writers_and_readers_go_on_over_swaps(site: Site) -> None:
         thread.join()
     assert not failures
     assert written.items() <= dict(users.scan()).items()
+
+
+def test_garbage_collection_that_a_rollback_overtakes_removes_nothing_of_its_records() -> None:
+    """The last key of a page had its newest record there; in the next generation that is an older one."""
+    time = SimulatedTime()
+    with open_engine(MemoryEngine(FAMILIES), site="oslo", time_source=time) as site:
+        users = site.create_namespace("users", retention=timedelta(seconds=1))
+        old = {b"%05d" % number: b"old" for number in range(PAGE_ROWS_MAX + 1)}
+        users.put_many(old)
+        time.advance(60_000)
+        site.generations.publish("users", dict.fromkeys(old, b"new"))
+        time.advance(60_000)
+        collected, node = embedded(site).garbage, embedded(site).node
+        rolled_back: list[int] = []
+
+        def pause() -> bool:
+            if node.retention.collected_version(users.id) and not rolled_back:
+                rolled_back.append(site.generations.rollback("users").number)
+            return True
+
+        collected.run(pause)
+        assert rolled_back == [3]
+        assert dict(users.scan()) == old
 
 
 def test_generations_that_are_not_needed_any_more_are_removed() -> None:

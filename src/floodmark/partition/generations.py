@@ -182,6 +182,7 @@ class GenerationsEngine(Engine):
         self._site_id = site_id
         self._reads = reads
         self.places = _Places({}, (), site_id)
+        self._pinned: GenerationsEngine | None = None
         self._write_durably = durable_writes(engine)
         # Shows the generations that are stored.
         self.reload: Callable[[], None] = lambda: None
@@ -200,20 +201,33 @@ class GenerationsEngine(Engine):
 
     def show(self, table: Table, hidden: Iterable[bytes]) -> None:
         """Read and write by a table from now on; `hidden` are ids whose records no reader finds."""
-        self.places = _Places(table, hidden, self._site_id)
+        self._use(_Places(table, hidden, self._site_id))
         if self._reads is not None:
             self._reads.show(table, hidden)
+
+    def _use(self, places: _Places) -> None:
+        self.places = places
         for name in _TRANSLATED:
-            if self.places.borders:
+            if places.borders:
                 self.__dict__.pop(name, None)
             else:
                 setattr(self, name, getattr(self.below, name))
 
+    def pinned(self) -> "GenerationsEngine":
+        """The engine with the generations that are present now, whatever is shown later."""
+        places, view = self.places, self._pinned
+        if view is None or view.places is not places:
+            view = GenerationsEngine(self.below, self._site_id)
+            view._use(places)
+            self._pinned = view
+        return view
+
     def at(self, version: Version) -> Engine:
-        """The engine as a reader as of a version finds it."""
-        places = self.places
+        """The engine as a reader as of a version finds it, also if that reads on after a swap."""
+        view = self.pinned()
+        places = view.places
         if version >= places.newest:
-            return self
+            return view
         view = GenerationsEngine(self.below)
         view.show({each: (Since(0, places.of(each, version)),) for each in places.table}, places.borders)
         return view
@@ -315,6 +329,16 @@ class GenerationsEngine(Engine):
 def as_of(engine: Engine, version: Version) -> Engine:
     """An engine as a reader as of a version finds it."""
     return engine.at(version) if isinstance(engine, GenerationsEngine) else engine
+
+
+def pinned(engine: Engine) -> Engine:
+    """An engine with the generations that are present now, whatever is published later."""
+    return engine.pinned() if isinstance(engine, GenerationsEngine) else engine
+
+
+def remover(engine: Engine) -> Callable[[Iterable[WriteRow], Sequence[Guard]], bool]:
+    """Removes garbage from the present generations of an engine."""
+    return engine.remove if isinstance(engine, GenerationsEngine) else engine.write
 
 
 def swapped_at(engine: Engine, namespace: bytes) -> Version:

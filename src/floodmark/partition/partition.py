@@ -57,7 +57,7 @@ from floodmark.partition.conditional import ConditionalCommits
 from floodmark.partition.deciding import Decided, Serving, commit_decided, commit_parts
 from floodmark.partition.families import DATA
 from floodmark.partition.floors import Announced
-from floodmark.partition.generations import published_stamps, swapped_at
+from floodmark.partition.generations import as_of, published_stamps, swapped_at
 from floodmark.partition.heat import Heat
 from floodmark.partition.preparing import PreparingPartition
 from floodmark.partition.read.records import (
@@ -175,7 +175,8 @@ class LocalPartition(PreparingPartition):
             self._prepare_read(namespace, at, keys)
         elif self.retired:
             raise moved(self)
-        found = find_first(self._engine, keys, self.range, self._site_id)
+        engine = self._engine if at is None else as_of(self._engine, at)
+        found = find_first(engine, keys, self.range, self._site_id)
         if at is not None:
             self._require_kept(namespace, at)
         return found if found is None or at is None or found.version <= at else None

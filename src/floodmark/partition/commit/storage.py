@@ -27,7 +27,7 @@ from floodmark.model.ranges import after
 from floodmark.partition.commit.commit import Commit
 from floodmark.partition.commit.entering import Entrance
 from floodmark.partition.commit.turn import Turn
-from floodmark.partition.generations import GenerationsEngine
+from floodmark.partition.generations import remover
 
 Result = TypeVar("Result")
 
@@ -38,7 +38,6 @@ class Storage:
     def __init__(self, engine: Engine, entrance: Entrance | None = None) -> None:
         self.engine = engine
         self.write_durably = durable_writes(engine)
-        self._remove = engine.remove if isinstance(engine, GenerationsEngine) else engine.write
         self.turn: Turn[Commit] = Turn()
         self.stopped = False
         # Whether the engine failed; otherwise a caller was interrupted.
@@ -175,13 +174,17 @@ class Storage:
                 self.stop()
             raise
 
-    def remove(self, rows: Sequence[WriteRow], guards: Sequence[Guard] = ()) -> None:
+    def remove(
+        self, rows: Sequence[WriteRow], guards: Sequence[Guard] = (), engine: Engine | None = None
+    ) -> None:
         """Write rows that a crash may undo, such as the removal of garbage.
 
         They are cut into batches that the engine takes: any number of the first rows must be harmless alone.
+        `engine` is the one in which the garbage was found, if that shows certain generations.
         """
         for batch in self.cut(rows):
-            self._store_settled(batch, guards)
+            with self.settled(), self._stopping():
+                remover(engine or self.engine)(batch, guards)
 
     def store_in_portions(self, rows: Sequence[WriteRow], guards: Sequence[Guard] = ()) -> None:
         """`store` in as many writes as the engine needs.  After a failure, only the first rows may be there.
@@ -222,10 +225,6 @@ class Storage:
                 "once, or raise the limits of the database",
                 size=size,
             )
-
-    def _store_settled(self, rows: Sequence[WriteRow], guards: Sequence[Guard]) -> None:
-        with self.settled(), self._stopping():
-            self._remove(rows, guards)
 
     def remove_range(self, family: str, start: bytes, end: bytes, engine: Engine | None = None) -> None:
         """Remove a range of garbage, in portions if the engine takes only so many rows.

@@ -21,6 +21,7 @@ from floodmark.model.ranges import after
 from floodmark.model.version import Version, physical_ms
 from floodmark.partition.commit.storage import Storage
 from floodmark.partition.families import DATA, HORIZON, META
+from floodmark.partition.generations import pinned
 from floodmark.partition.read.records import decode_record
 
 BATCH_ROWS: Final = 1_000
@@ -54,6 +55,8 @@ class Collector:
         prepared: Set[bytes],
     ) -> None:
         self._storage = storage
+        # What is garbage in the generation that is read now may be the newest record in the next one.
+        self._engine = pinned(storage.engine)
         self._namespace = namespace
         self._safe_point = safe_point
         # Tombstones above this may still be needed to hide something older from another site.
@@ -74,9 +77,7 @@ class Collector:
 
     def run(self, start: bytes, end: bytes) -> Collected:
         """Collect between two engine keys."""
-        while page := self._storage.engine.scan(
-            DATA, start, end, rows_max=PAGE_ROWS_MAX, bytes_max=PAGE_BYTES_MAX
-        ):
+        while page := self._engine.scan(DATA, start, end, rows_max=PAGE_ROWS_MAX, bytes_max=PAGE_BYTES_MAX):
             self._read += len(page)
             for engine_key, stored in page:
                 self._visit(engine_key, stored)
@@ -125,7 +126,7 @@ class Collector:
             rows.append((META, HORIZON + self._namespace, self.horizon.to_bytes(8, "big")))
         rows += ((DATA, engine_key, None) for engine_key in self._doomed)
         if rows:
-            self._storage.remove(rows, self._guards)
+            self._storage.remove(rows, self._guards, self._engine)
         self._removed += len(self._doomed)
         self._stored_horizon = self.horizon
         self._doomed = []
