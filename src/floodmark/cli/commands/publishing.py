@@ -160,14 +160,16 @@ def rollback(
     number: Annotated[int | None, "NUMBER", "The generation; the one before by default."] = None,
     keep: Keep = KEPT_GENERATIONS,
     wait: Annotated[
-        timedelta, "DURATION", "How long to wait until what other sites have written is there."
+        timedelta, "DURATION", "How long to wait for links to bring what the sites have written."
     ] = ARRIVAL,
     topology: TopologyFile = None,
     without: Without = None,
 ) -> None:
     """Go back to an earlier generation; all changes made since stay.
 
-    With --topology all sites that share the namespace go back to the generation of this one.
+    With --topology all sites that share the namespace go back to the earlier generation of SITE, as soon as
+    the links have brought what was written before the present one. Repeat an interrupted rollback only after
+    a look at `floodmark generation list`: it may have been done.
 
     Examples:
       floodmark generation rollback data/oslo prices
