@@ -9,14 +9,17 @@ from typing import Any
 import pyarrow.dataset
 import pytest
 from tests.sizes import only
+from tests.waiting import run_threads, wait_until
 
-from floodmark import Change, Site
+from floodmark import Change, ChangeType, Site
+from floodmark.accounting.counting import Counting
 from floodmark.codec.ordered import encode_namespace
 from floodmark.engine import MemoryEngine
 from floodmark.feed.named.feeds import FeedState, SinkOptions
-from floodmark.feed.named.round import RangeBatch, RangeBuffer, ThreadRound
+from floodmark.feed.named.round import BeginRound, Counters, RangeBatch, RangeBuffer, ThreadRound
 from floodmark.feed.named.runner import FeedRunner
 from floodmark.feed.sinks.base import Sink, SinkContext
+from floodmark.model.change import Stamp
 from floodmark.model.errors import InvalidArgument
 from floodmark.model.stream import OnGeneration, SwapPlace
 from floodmark.partition import FAMILIES
@@ -56,15 +59,19 @@ class Ending:
             raise InvalidArgument("this runner has ended")
 
 
-def run_until(site: Site, left: int) -> bool:
-    """Run the feed until its target, or so many steps of its sinks; whether it reached the target."""
+def ending_round(site: Site, left: int) -> BeginRound:
+    """Begins rounds of a feed that end after so many steps of its sinks."""
     surroundings, steps = surroundings_of(site.host, ["parquet:"]), [left]
 
     def open_sink(uri: str, context: SinkContext) -> Sink:
         return Ending(surroundings.open_sink(uri, context), steps)
 
-    begin = partial(ThreadRound, replace(surroundings, open_sink=open_sink))
-    runner = FeedRunner(site.host.feeds, "lake", begin, holder="me")
+    return partial(ThreadRound, replace(surroundings, open_sink=open_sink))
+
+
+def run_until(site: Site, left: int) -> bool:
+    """Run the feed until its target, or so many steps of its sinks; whether it reached the target."""
+    runner = FeedRunner(site.host.feeds, "lake", ending_round(site, left), holder="me")
     try:
         return runner.run() is FeedState.FINISHED
     except InvalidArgument:
@@ -173,3 +180,64 @@ def test_what_comes_at_a_swap_is_taken_by_itself() -> None:
     buffer.put([], 8)
     assert buffer.take(10) == RangeBatch(7, [], 8)
     assert not buffer.has_more
+
+
+def change(version: int, key: bytes, kind: ChangeType = ChangeType.UPSERT) -> Change:
+    return Change("users", key, None, kind, version, Stamp(version, 7), 1)
+
+
+def test_a_swap_is_at_its_version_though_no_empty_batch_comes_before_or_behind_it() -> None:
+    """A server leaves out empty batches that others follow soon."""
+    buffer, batches = RangeBuffer(5, prefix=encode_namespace(1)), list[RangeBatch]()
+
+    def put() -> None:
+        for through, version in ((6, 6), (8, 9), (10, 11), (12, 12)):
+            if through == version:
+                assert buffer.put([change(version, b"a")], through)
+            else:
+                marker = change(version, b"", ChangeType.GENERATION)
+                assert buffer.put([marker], through, SwapPlace(OnGeneration.DIFFERENCE).encode())
+        buffer.finish()
+
+    def take() -> None:
+        while (batch := buffer.take(10)) is not None:
+            batches.append(batch)
+
+    run_threads(put, take)
+    assert [batch.since for batch in batches] == [5, *(batch.through for batch in batches[:-1])]
+    written = [(batch.span, batch.changes[0].version) for batch in batches if batch.changes]
+    before, *swaps, behind = written
+    assert before in (((5, 6), 6), ((5, 8), 6))
+    assert swaps == [((9, 9), 9), ((11, 11), 11)]
+    assert behind in (((10, 12), 12), ((11, 12), 12))
+
+
+def test_a_report_holds_one_place_though_the_range_comes_to_a_swap_meanwhile(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.create_namespace("users")
+    feed = site.feeds.create("lake", "users", f"parquet:{tmp_path}/lake", since="beginning", ranges=1)
+    surroundings = surroundings_of(site.host, ["parquet:"])
+    work = ThreadRound(surroundings, feed, Counters(), require_lease=lambda: None, nudge=lambda: None)
+    (worker,) = work._workers
+    since, report, place = worker.progress().checkpoint, Counting.report, SwapPlace(OnGeneration.DIFFERENCE)
+
+    def move_meanwhile(self: Counting) -> Any:
+        counted = report(self)
+        monkeypatch.setattr(Counting, "report", report)
+        worker.buffer.put([], since + 5)
+        worker.buffer.put([change(since + 6, b"", ChangeType.GENERATION)], since + 5, place.encode())
+        wait_until(lambda: worker.progress().snapshot, "the swap is not delivered")
+        return counted
+
+    monkeypatch.setattr(Counting, "report", move_meanwhile)
+    writing = work.thread(worker.write, "write")
+    writing.start()
+    (progress,) = work.report()
+    work.stop()
+    writing.join()
+    assert (progress.checkpoint, progress.snapshot) in (
+        (since, None),
+        (since + 5, None),
+        (since + 5, place.encode()),
+    )

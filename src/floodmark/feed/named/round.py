@@ -100,8 +100,17 @@ class RangeBuffer:
     def put(self, changes: Sequence[Change], through: Version, snapshot: bytes | None = None) -> bool:
         """Wait for room, and add changes; False if the buffer was closed.
 
-        What comes at a swap is never in the buffer together with other changes.
+        What comes at a swap is never in the buffer together with other changes.  A server does not send the
+        empty batches before and behind it, so they are put in here: else the swap would seem to be elsewhere.
         """
+        is_further = through > self.through
+        if is_further and _is_at_swap(self.snapshot) and not self._put([], self.through + 1, None):
+            return False
+        if is_further and _is_at_swap(snapshot) and not self._put([], through, None):
+            return False
+        return self._put(changes, through, snapshot)
+
+    def _put(self, changes: Sequence[Change], through: Version, snapshot: bytes | None) -> bool:
         with self._changed:
             is_border = _is_at_swap(snapshot) != _is_at_swap(self.snapshot)
             self._changed.wait_for(
@@ -415,7 +424,8 @@ class RangeWorker:
     def __init__(self, owner: ThreadRound, progress: RangeProgress) -> None:
         surroundings, options = owner.surroundings, owner.feed.spec.options
         self.id = progress.id
-        self.checkpoint, self.snapshot = progress.checkpoint, progress.snapshot
+        # The checkpoint and the place in a snapshot, which are read together.
+        self._place = progress.checkpoint, progress.snapshot
         self.buffer = RangeBuffer(
             progress.checkpoint,
             progress.snapshot,
@@ -438,17 +448,17 @@ class RangeWorker:
     @property
     def has_moved(self) -> bool:
         """Whether something was delivered."""
-        return order_places(self.checkpoint, self.snapshot) != self._start
+        return order_places(*self._place) != self._start
 
     def progress(self) -> RangeProgress:
         # Read first: the others must not seem to be behind it.
-        checkpoint = self.checkpoint
+        checkpoint, snapshot = self._place
         return RangeProgress(
             id=self.id,
             keys=self._keys,
             checkpoint=checkpoint,
             resolved=self.buffer.through,
-            snapshot=self.snapshot,
+            snapshot=snapshot,
             skipped=self._damage.skipped(),
         )
 
@@ -456,11 +466,12 @@ class RangeWorker:
         """How far the range is, with the counts up to there."""
         if self.counting is None:
             return self.progress()
-        checkpoint, counted = self.counting.report()
-        progress = self.progress()
-        return replace(
-            progress, checkpoint=checkpoint, resolved=max(progress.resolved, checkpoint), counted=counted
-        )
+        while True:
+            progress = self.progress()
+            checkpoint, counted = self.counting.report()
+            # Else the range has moved between both, and a place would get the checkpoint of another one.
+            if checkpoint == progress.checkpoint:
+                return replace(progress, counted=counted)
 
     # Reading
 
@@ -520,11 +531,9 @@ class RangeWorker:
             while (batch := self.buffer.take(options.batch_records, linger_seconds)) is not None:
                 if batch.changes and not self._deliver(batch):
                     return
-                # First of all: a version behind the snapshot must never be seen with a key in it.
-                self.snapshot = batch.snapshot
-                if self.counting is not None and batch.through > self.checkpoint:
+                if self.counting is not None and batch.through > self._place[0]:
                     self.counting.deliver([change.version for change in batch.changes], batch.through)
-                self.checkpoint = batch.through
+                self._place = batch.through, batch.snapshot
         finally:
             self._close()
 
@@ -561,7 +570,7 @@ class RangeWorker:
 
     def _open(self) -> Sink:
         if self._sink is None:
-            feed, since, place = self._round.feed, self.checkpoint, self.snapshot
+            feed, (since, place) = self._round.feed, self._place
             swap = SwapPlace.decode(place)
             if swap is not None:
                 since, place = since + 1, swap.key
