@@ -228,12 +228,14 @@ def bring(mesh: Mesh) -> None:
 
 def test_what_cannot_go_back_is_refused(mesh: Mesh) -> None:
     generations = mesh["oslo"].generations
-    with pytest.raises(PublicationConflict, match="an earlier one: those kept are: none"):
+    with pytest.raises(
+        PublicationConflict, match=r"an earlier generation: those kept are: none\. Publish the data"
+    ):
         generations.rollback("users", others=others(mesh))
     publish(mesh, {})
     with pytest.raises(InvalidConfiguration, match="shared with bonn, rome; roll back at all sites"):
         generations.rollback("users")
-    with pytest.raises(PublicationConflict, match="generation 7: those kept are: 1"):
+    with pytest.raises(PublicationConflict, match=r"generation 7: those kept are: 1\. Choose one"):
         roll_back(mesh, 7)
     mesh["rome"].host.generations.begin_generation("users", 0, "nightly", 2)
     with pytest.raises(PublicationConflict, match="at site 'rome' is being published by 'nightly'"):
@@ -246,7 +248,7 @@ def test_a_generation_that_was_collected_is_refused(mesh: Mesh) -> None:
     publish(mesh, {}, keep=0)
     mesh.time.advance(2 * (RETENTION // timedelta(milliseconds=1)))
     mesh["oslo"].host.retention.collect_garbage()
-    with pytest.raises(PublicationConflict, match="an earlier one: those kept are: none"):
+    with pytest.raises(PublicationConflict, match="an earlier generation: those kept are: none"):
         mesh["oslo"].generations.rollback("users", others=others(mesh), wait=NOW)
 
 

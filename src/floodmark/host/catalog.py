@@ -158,10 +158,11 @@ class NamespaceRow(msgspec.Struct):
         kept = [each for each in self.generations if each.state is GenerationState.KEPT]
         found = next((each for each in reversed(kept) if number in (None, each.number)), None)
         if found is None:
-            known = ", ".join(str(each.number) for each in kept) or "none"
+            known = ", ".join(str(each.number) for each in kept)
+            wanted = "an earlier generation" if number is None else f"generation {number}"
             raise PublicationConflict(
-                f"{self.name!r} cannot go back to {f'generation {number}' if number else 'an earlier one'}: "
-                f"those kept are: {known}",
+                f"{self.name!r} cannot go back to {wanted}: those kept are: {known or 'none'}. "
+                f"{'Choose one of them, or publish' if known else 'Publish'} the data set again",
                 namespace=self.name,
             )
         return found
