@@ -177,6 +177,18 @@ def test_a_link_that_stands_still_is_named(mesh: Mesh, links: list[tuple[str, st
     assert [each.state.value for each in generations.list("users")] == ["kept", "current"]
 
 
+def test_the_publisher_is_never_away(mesh: Mesh) -> None:
+    """Else the others would lack what it has written, and show parts of its atomic batches."""
+    publish(mesh, {})
+    mesh.put("oslo", b"ada", b"1")
+    mesh.step("rome", "oslo")
+    mesh.beat()
+    for source in ("rome", "bonn"):
+        mesh.step(source, "oslo")
+    with pytest.raises(LinkStalled, match="has what 'oslo' wrote"):
+        mesh["oslo"].generations.rollback("users", others=others(mesh), without=["oslo"], wait=NOW)
+
+
 def test_a_site_that_is_away_gets_the_earlier_data_set_by_its_links(mesh: Mesh) -> None:
     mesh.put("oslo", b"ada", b"1")
     publish(mesh, {})

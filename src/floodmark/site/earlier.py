@@ -56,7 +56,9 @@ def wait_arrived(hosts: Sequence[Host], namespace: str, wait: timedelta, without
     """
     topology = hosts[0].membership.topology()
     sources = {} if topology is None else topology.sources(namespace)
-    near = {name: member for name, member in sources.items() if name not in without}
+    here = hosts[0].identity.site
+    # What this site has written is in the rows, so the others need it, also if this one is named as away.
+    near = {name: member for name, member in sources.items() if name == here or name not in without}
     pauses = Backoff(10, longest_ms=250, budget_ms=wait // timedelta(milliseconds=1)).pauses()
     while True:
         try:
