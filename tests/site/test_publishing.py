@@ -262,6 +262,10 @@ def test_what_cannot_be_published_is_refused(site: Site) -> None:
     now = site.host.versions.now()
     with pytest.raises(WrongPolicy):
         site.generations.publish("counts", {b"ada": b"1"})
+    site.create_namespace("files", large_values=True).put(b"ada", b"1")
+    for publish in (site.generations.publish, site.generations.check):
+        with pytest.raises(WrongPolicy, match="holds large values 1"):
+            publish("files", {b"ada": b"1"})
     with pytest.raises(VersionInFuture):
         site.generations.publish("users", {b"ada": b"1"}, base=now + (3_600_000 << 18))
     site.generations.publish("users", {b"ada": b"1"})

@@ -154,7 +154,10 @@ def test_refused_rows_go_to_a_file_of_the_driver_up_to_a_limit(
         assert sorted(row["key"] for row in csv.DictReader(file)) == ["5", "None", "None", "None"]
 
 
-def test_a_namespace_of_fields_or_counters_takes_no_data_set(site: Site, url: str) -> None:
+def test_a_namespace_of_fields_or_counters_or_a_layer_takes_no_data_set(site: Site, url: str) -> None:
+    site.create_namespace("files", large_values=True)
+    with pytest.raises(WrongPolicy, match="holds large values 1"):
+        open_publisher({"path": url, "namespace": "files"}, PAIRS)
     for merge in ("fields", "counter"):
         site.create_namespace(merge, merge=merge)
         with pytest.raises(WrongPolicy, match="merges by 'last_write'"):

@@ -16,6 +16,8 @@ from floodmark.columns.packed import pack
 from floodmark.columns.pairs import Pairs
 from floodmark.host.catalog import KEPT_GENERATIONS, GenerationRow, NamespaceRow
 from floodmark.host.ports import Host
+from floodmark.host.publishing import require_last_write
+from floodmark.layers.ports import layer_of
 from floodmark.model.errors import (
     FloodmarkError,
     InvalidArgument,
@@ -23,6 +25,7 @@ from floodmark.model.errors import (
     PartlyDone,
     PublicationConflict,
     VersionCollected,
+    WrongPolicy,
 )
 from floodmark.model.limits import GENERATIONS_KEPT_MAX
 from floodmark.model.names import require_name
@@ -265,7 +268,9 @@ class Generations:
         report: Callable[[str, int], None] = lambda _phase, _done: None,
     ) -> tuple[int, int]:
         """How many rows `publish` would take and refuse; nothing is written, and errors are the same."""
-        dataset = self._dataset(self._find(namespace), duplicates, on_refused, report)
+        row = self._find(namespace)
+        _require_plain(self._host(), row)
+        dataset = self._dataset(row, duplicates, on_refused, report)
         for _ in dataset.pairs(rows):
             pass
         return dataset.rows, dataset.refused
@@ -320,6 +325,17 @@ def _require_all(
     return first.host.identity.site_id if first.site in members else None
 
 
+def _require_plain(host: Host, row: NamespaceRow) -> None:
+    """Refuse a namespace that merges, and to take away the rows of a layer, which belong together."""
+    require_last_write(row)
+    if (layer := layer_of(open_namespace(row, host, durable=False))) is not None:
+        raise WrongPolicy(
+            f"namespace {row.name!r} holds {layer.decode(errors='replace')}, which a data set would take "
+            "away; publish into a namespace of its own",
+            namespace=row.name,
+        )
+
+
 def _begin(
     places: Sequence[_Place],
     base: At | None,
@@ -328,6 +344,7 @@ def _begin(
     without: Collection[str],
 ) -> None:
     """Begin a generation at each place, at the base of the first."""
+    _require_plain(places[0].host, places[0].row)
     version = 0 if base is None else to_version(base)
     origin = _require_all(places, places[0].row.name, without)
     for place in places:
