@@ -232,7 +232,8 @@ class Generations:
 
         A namespace that is shared goes back at `others`, too, to the generation of this site; `without` names
         sites that are away, as for `publish`.  What another site has written must be here up to a version
-        above the present data set.  This waits for it, and then raises LinkStalled.
+        above the present data set.  This waits for it, and then raises LinkStalled.  PublicationConflict is
+        raised if another data set is being published, or was meanwhile.
         """
         check_keep(keep)
         places = self._places(namespace, others)

@@ -160,7 +160,7 @@ def rollback(
     number: Annotated[int | None, "NUMBER", "The generation; the one before by default."] = None,
     keep: Keep = KEPT_GENERATIONS,
     wait: Annotated[
-        timedelta, "DURATION", "How long to wait for links to bring what the sites have written."
+        timedelta, "DURATION", "How long to wait for what the links bring, or for another publication."
     ] = ARRIVAL,
     topology: TopologyFile = None,
     without: Without = None,
