@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from random import Random
 from threading import Event, Lock
 from typing import Final, Literal, NamedTuple, TypeAlias
@@ -15,6 +15,7 @@ from floodmark.host.catalog import GenerationRow
 from floodmark.links.bringing import bring_data_sets
 from floodmark.links.steps import plan_step, run_step
 from floodmark.model.change import Stamp
+from floodmark.model.errors import PartitionMoved, Retryable
 from floodmark.model.version import Version
 from floodmark.replication.topology import MemberSite, SharedNamespace, Topology
 from floodmark.site.connecting import connect
@@ -24,6 +25,8 @@ from floodmark.testing.clock import SimulatedTime
 KEYS: Final = [b"%s%d" % (node, number) for node in (b"a", b"z") for number in range(8)]
 # Of simulated time, of which a second passes in so many of real time.
 TICK_SECONDS: Final = 0.02
+# Real time between two moves of a partition.
+MOVE_SECONDS: Final = 0.1
 # Changes between two swaps.
 CHANGES: Final = 25
 
@@ -135,7 +138,9 @@ class World:
         """A second passes at all nodes, and each writes a heartbeat."""
         self.cluster.tick()
         for number in self.cluster.sites:
-            self.cluster.host(number).current.node.heartbeat()
+            # The next second has one where a partition moves just now.
+            with suppress(PartitionMoved):
+                self.cluster.host(number).current.node.heartbeat()
         for site in self.others:
             site.heartbeat()
 
@@ -147,7 +152,7 @@ class World:
     ) -> None:
         """Let data sets be published (p) and rolled back (r) between writes, and others do their work.
 
-        `between` is called before each of these.
+        Partitions move meanwhile.  `between` is called before each of these.
         """
 
         def counted(number: int, task: Callable[[], object]) -> Callable[[], None]:
@@ -160,7 +165,7 @@ class World:
             return run
 
         tasks = [self._writer(site, number) for number, site in enumerate(self.writers)]
-        tasks += [lambda: self._swap_all(turns, between), *work]
+        tasks += [lambda: self._swap_all(turns, between), self._move_on, *work]
         self._working = {*range(len(tasks))}
         run_threads(self._tick_on, *(counted(number, task) for number, task in enumerate(tasks)))
 
@@ -169,6 +174,14 @@ class World:
         while self._working:
             self.tick()
             pause.wait(TICK_SECONDS)
+
+    def _move_on(self) -> None:
+        """Move partitions between the nodes."""
+        random = Random(self.random.random())
+        while not self.ended.wait(MOVE_SECONDS):
+            partition = random.choice(self.client.partitions())
+            with suppress(Retryable):
+                self.client.host.node_port.move(partition.id, 3 - partition.node)
 
     # Writes
 
