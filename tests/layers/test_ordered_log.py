@@ -233,11 +233,20 @@ def test_where_entries_are_sparse_a_reader_makes_few_calls(
 
 
 def test_a_reader_that_is_overtaken_by_a_trim_misses_nothing_or_is_told(
-    place: Place, log: OrderedLog
+    place: Place, log: OrderedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(30):
         append(log, b"%d" % number)
         place.advance(9_000)
+    look = log._look
+
+    def look_early(since: LogPosition) -> int:
+        """What the reader scans later is held, so it looks at an earlier version."""
+        at = look(since)
+        place.advance(1)
+        return at
+
+    monkeypatch.setattr(log, "_look", look_early)
     reading = log.read(since=LogPosition(1))
     found = [next(reading)[1] for _ in range(3)]
     log.trim(before=(1 << 64) - 1)
