@@ -14,6 +14,7 @@ from floodmark.codec.ordered import NAMESPACE_BYTES, encode_namespace
 from floodmark.codec.values import encode_value
 from floodmark.divergence.comparing import Lag, compare_keys
 from floodmark.divergence.rules import Side
+from floodmark.host.ports import Host
 from floodmark.links.bringing import bring_data_sets
 from floodmark.links.steps import run_step
 from floodmark.model.errors import LinkStalled, PublicationConflict, VersionCollected
@@ -313,9 +314,11 @@ def test_the_model_catches_a_rollback_to_a_base_above_what_has_arrived(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wait = wait_arrived
-    monkeypatch.setattr(
-        f"{__name__}.wait_arrived", lambda hosts, name, budget, _: wait(hosts, name, budget, IDS)
-    )
+
+    def wait_for_nobody(hosts: Sequence[Host], name: str, budget: timedelta, _: object) -> Arrived:
+        return wait(hosts, name, budget, IDS)._replace(base=hosts[0].versions.resolved_version())
+
+    monkeypatch.setattr(f"{__name__}.wait_arrived", wait_for_nobody)
     run_until_it_fails()
 
 

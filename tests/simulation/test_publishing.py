@@ -13,7 +13,7 @@ GROUP = 2
 SOAK_GROUP = 100
 SEEDS_MAX = 50
 # The first seeds that find faults which seed 1 does not find.
-KNOWN_SEEDS = {"swap-unannounced": 12, "swap-unloaded": 7, "rollback-forgets": 26, "rollback-early": 15}
+KNOWN_SEEDS = {"swap-unloaded": 5, "brought-early": 6, "rollback-forgets": 3, "rollback-early": 4}
 
 
 def assert_promises_hold(seeds: range) -> None:
@@ -45,8 +45,8 @@ def test_the_simulation_finds_a_planted_fault_of_publishing(fault: str) -> None:
 def test_publishers_die_and_leave_sites_out_and_links_bring_what_they_lack() -> None:
     census: Counter[str] = Counter()
     told = ""
-    # In one of the last two some sites have swapped when another fails; in the other they go back.
-    for seed in (*range(12), 35, 68):
+    # In the last one some sites have swapped when another fails.
+    for seed in (*range(12), 24):
         world = World(seed, publishes=True)
         world.run()
         census += world.census()

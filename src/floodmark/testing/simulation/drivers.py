@@ -87,6 +87,10 @@ class DistantSite(DistantPorts):
         """This one knows the way."""
         return self
 
+    def get(self, key: bytes, at: Version | None) -> bytes | None:
+        """Read what is stored under a key."""
+        return self._ask(lambda host: host.router.get(key, at))
+
     def scan_records(
         self, keys: KeyRange, at: Version, *, dead: bool = False
     ) -> Iterator[pyarrow.RecordBatch]:

@@ -43,12 +43,12 @@ Result = TypeVar("Result")
 PUBLISHER: Final = "nightly"
 # The place of publishers, for the network.
 PLACE: Final = "publisher"
-DIES: Final = 0.02
+DIES: Final = 0.01
 AWAY: Final = 0.2
 GOES_BACK: Final = 0.5
-TRIES: Final = 10
+TRIES: Final = 6
 # A rollback makes many calls, so less happens between two of them.
-SLOW: Final = 0.2
+SLOW: Final = 0.05
 BASE_AGE_MAX: Final = 3 << 18
 # What a publisher is told when clocks are apart, sites fail, or another is at work.
 EXPECTED: Final = (
@@ -98,7 +98,7 @@ class Publisher:
         without = [each.site.name for each in away]
         self._is_busy = True
         try:
-            self._publish(first, others, without)
+            self._try_often(lambda: self._publish(first, others, without))
             if random.random() < GOES_BACK:
                 first, *others = random.sample([first, *others], 1 + len(others))
                 self._go_back(first, others, without)
