@@ -426,6 +426,8 @@ class RangeWorker:
         self.id = progress.id
         # The checkpoint and the place in a snapshot, which are read together.
         self._place = progress.checkpoint, progress.snapshot
+        # Held while the range moves on: its counts are those up to the checkpoint.
+        self._moving = Lock()
         self.buffer = RangeBuffer(
             progress.checkpoint,
             progress.snapshot,
@@ -466,12 +468,10 @@ class RangeWorker:
         """How far the range is, with the counts up to there."""
         if self.counting is None:
             return self.progress()
-        while True:
+        with self._moving:
             progress = self.progress()
-            checkpoint, counted = self.counting.report()
-            # Else the range has moved between both, and a place would get the checkpoint of another one.
-            if checkpoint == progress.checkpoint:
-                return replace(progress, counted=counted)
+            _, counted = self.counting.report()
+        return replace(progress, counted=counted)
 
     # Reading
 
@@ -531,9 +531,10 @@ class RangeWorker:
             while (batch := self.buffer.take(options.batch_records, linger_seconds)) is not None:
                 if batch.changes and not self._deliver(batch):
                     return
-                if self.counting is not None and batch.through > self._place[0]:
-                    self.counting.deliver([change.version for change in batch.changes], batch.through)
-                self._place = batch.through, batch.snapshot
+                with self._moving:
+                    if self.counting is not None and batch.through > self._place[0]:
+                        self.counting.deliver([change.version for change in batch.changes], batch.through)
+                    self._place = batch.through, batch.snapshot
         finally:
             self._close()
 
