@@ -19,7 +19,6 @@ from floodmark.columns.packed import numbers_to_arrow, pack
 from floodmark.columns.pairs import PAIRS, Pairs
 from floodmark.columns.sorting import sort_pairs
 from floodmark.host.catalog import NamespaceRow
-from floodmark.host.publishing import require_last_write
 from floodmark.model.errors import (
     FloodmarkError,
     InvalidArgument,
@@ -60,7 +59,6 @@ class DataSet:
         on_refused: Refuse | None,
         report: Callable[[str, int], None],
     ) -> None:
-        require_last_write(row)
         self.rows = self.refused = 0
         self._row = row
         self._policy, self._qualify, expire = encoding

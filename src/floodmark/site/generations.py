@@ -270,7 +270,7 @@ class Generations:
     ) -> tuple[int, int]:
         """How many rows `publish` would take and refuse; nothing is written, and errors are the same."""
         row = self._find(namespace)
-        _require_plain(self._host(), row)
+        _require_plain(row, self._host())
         dataset = self._dataset(row, duplicates, on_refused, report)
         for _ in dataset.pairs(rows):
             pass
@@ -326,7 +326,7 @@ def _require_all(
     return first.host.identity.site_id if first.site in members else None
 
 
-def _require_plain(host: Host, row: NamespaceRow) -> None:
+def _require_plain(row: NamespaceRow, host: Host) -> None:
     """Refuse a namespace that merges, and to take away the rows of a layer, which belong together."""
     require_last_write(row)
     if (layer := layer_of(open_namespace(row, host, durable=False))) is not None:
@@ -345,7 +345,7 @@ def _begin(
     without: Collection[str],
 ) -> None:
     """Begin a generation at each place, at the base of the first."""
-    _require_plain(places[0].host, places[0].row)
+    _require_plain(places[0].row, places[0].host)
     version = 0 if base is None else to_version(base)
     origin = _require_all(places, places[0].row.name, without)
     for place in places:
