@@ -235,10 +235,20 @@ class World:
         finally:
             self._stopping.set()
         wait_until(lambda: self._working.isdisjoint(range(len(self.writers))), "a writer is stuck")
-        last = self.client.namespace("users").put(b"last", b"last")
-        self.model.note(self.client.id, last, {b"last": b"last"})
-        self.last = last
+        self.last = self.put_above(b"last")
         self.ended.set()
+
+    def wait_resolved(self) -> None:
+        """Wait until everything that was written before is resolved."""
+        newest = max(self.model.changes).version
+        wait_until(lambda: self.client.resolved_version() >= newest, "the resolved version stays behind")
+
+    def put_above(self, key: bytes) -> Version:
+        """Put a key above all that was written before; else a node may write below another one."""
+        self.wait_resolved()
+        version = self.client.namespace("users").put(key, key)
+        self.model.note(self.client.id, version, {key: key})
+        return version
 
     def data_set(self, number: int) -> tuple[Version, State]:
         """The base and the rows of a data set; some changes are newer."""

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pyarrow.dataset
 import pytest
 from tests.replication.support_links import open_one
-from tests.site.support_swaps import KEYS, Row, Way, World, link, linked_world, row_of, swapping_world
+from tests.site.support_swaps import KEYS, Row, State, Way, World, link, linked_world, row_of, swapping_world
 from tests.site.test_feeds_over_swaps import ending_round
 from tests.sizes import only
 
@@ -22,6 +22,7 @@ from floodmark.feed.named.feeds import FeedState, SinkOptions
 from floodmark.feed.named.runner import FeedRunner
 from floodmark.feed.subscription.consumer import SubscriptionOptions
 from floodmark.model.errors import GenerationSwapped, InvalidArgument
+from floodmark.model.version import Version
 from floodmark.partition import FAMILIES
 from floodmark.partition.families import DATA
 from floodmark.testing.clock import SimulatedTime
@@ -191,7 +192,8 @@ def test_feeds_at_all_nodes_deliver_everything_once(
 def find_drifts(world: World, *sites: Site) -> list[bytes]:
     """The keys in which sites differ other than by lag."""
     hosts = [site.host for site in sites]
-    keys = {*KEYS, b"last", *(key for swap in world.model.swaps for key in swap.rows)}
+    written = {row.key for row in world.model.changes}
+    keys = {*KEYS, *written, *(key for swap in world.model.swaps for key in swap.rows)}
     return [each.key for each in compare_keys(hosts, "users", sorted(keys)) if isinstance(each, Drift)]
 
 
@@ -221,7 +223,17 @@ def test_a_site_of_several_nodes_is_compared_with_a_site_of_one(time: SimulatedT
 
 @pytest.mark.parametrize("seed", [0])
 @pytest.mark.parametrize("fault", ["replay-late", "swap-unannounced"])
-def test_the_model_catches_a_planted_fault(world: World, fault: str) -> None:
+def test_the_model_catches_a_planted_fault(world: World, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    choose = world.data_set
+
+    def data_set(number: int) -> tuple[Version, State]:
+        chosen = choose(number)
+        # A change above the base that no other one hides.
+        world.put_above(b"once")
+        world.wait_resolved()
+        return chosen
+
+    monkeypatch.setattr(world, "data_set", data_set)
     with plant(fault):
         world.run(turns="p")
         stream = world.client.changes("users", since=world.before, on_generation="difference")
