@@ -10,6 +10,8 @@ from typing import Any
 import pyarrow
 import pytest
 from tests.replication.support_links import embedded
+from tests.site.support import node_of
+from tests.waiting import run_threads
 
 import floodmark
 from floodmark import Site
@@ -17,6 +19,7 @@ from floodmark.codec.ordered import encode_namespace, qualify_range
 from floodmark.codec.values import encode_value
 from floodmark.engine import MemoryEngine
 from floodmark.host.catalog import GenerationRow
+from floodmark.host.publishing import PASS_MS_MAX
 from floodmark.host.secondary import open_directory
 from floodmark.model.errors import (
     Conflict,
@@ -25,6 +28,7 @@ from floodmark.model.errors import (
     InvalidConfiguration,
     InvalidKey,
     InvalidValue,
+    PartitionStopped,
     PublicationConflict,
     SchemaMismatch,
     VersionCollected,
@@ -32,7 +36,7 @@ from floodmark.model.errors import (
     WrongPolicy,
 )
 from floodmark.model.limits import PAGE_ROWS_MAX
-from floodmark.model.partition import GenerationStream
+from floodmark.model.partition import Decision, Fate, GenerationStream
 from floodmark.model.stream import ChangesRequest
 from floodmark.partition import FAMILIES
 from floodmark.partition.read.records import _read_forward as read_page
@@ -131,6 +135,38 @@ def test_another_publisher_is_refused_and_the_same_one_goes_on(site: Site) -> No
     with pytest.raises(PublicationConflict, match="not being published any more"):
         load(site, "users", first, {b"ada": b"late"})
     assert site.namespace("users").get(b"ada") == b"1"
+
+
+@pytest.mark.parametrize("turn", ["publish", "rollback"])
+def test_a_publisher_waits_only_so_long_for_a_prepared_write(
+    turn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("floodmark.host.publishing.JOIN_MS_MAX", 10)
+    time = SimulatedTime()
+    with open_engine(MemoryEngine(FAMILIES), site="oslo", background=False, time_source=time) as site:
+        users = site.create_namespace("users")
+        users.put(b"ada", b"1")
+        site.generations.publish("users", {b"ada": b"2"})
+        time.advance(1_000)
+        node = node_of(site)
+        node.settle_by(lambda _: Fate(Decision.UNDECIDED))
+        (partition,) = node.map.partitions
+        partition.prepare("0-7", [encode_namespace(users.id) + b"ada"], [encode_value(b"3")])
+        # More than a publisher is behind when it swaps.
+        time.advance(PASS_MS_MAX + 1_000)
+
+        def work() -> None:
+            if turn == "publish":
+                site.generations.publish("users", {b"ada": b"4"})
+            else:
+                site.generations.rollback("users")
+
+        with pytest.raises(PartitionStopped, match="a transaction is open"):
+            run_threads(work)
+        assert users.get(b"ada") == b"2"
+        partition.commit_prepared("0-7", site.now())
+        work()
+        assert users.get(b"ada") == (b"4" if turn == "publish" else b"3")
 
 
 def test_a_publisher_that_goes_on_keeps_its_base_and_leaves_none_of_its_earlier_rows(site: Site) -> None:

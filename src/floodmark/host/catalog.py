@@ -1,6 +1,6 @@
 """The namespaces of a site: their ids, names and settings, kept in the engine's metadata."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
@@ -120,6 +120,18 @@ class Rewound(msgspec.Struct, frozen=True):
 
     replayed: int
     behind_ms: int
+
+
+def rewind_until(near_ms: int, rewind: Callable[[], Rewound]) -> Iterator[Rewound]:
+    """Copy changes again and again, until few are left or no ground is gained.
+
+    Others may write as fast as they are copied, and a prepared write holds back what can be.
+    """
+    before_ms, rewound = None, rewind()
+    yield rewound
+    while near_ms < rewound.behind_ms and (before_ms is None or rewound.behind_ms < before_ms):
+        before_ms, rewound = rewound.behind_ms, rewind()
+        yield rewound
 
 
 class NamespaceRow(msgspec.Struct):

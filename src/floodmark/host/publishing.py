@@ -24,6 +24,7 @@ expires, and garbage collection removes what was loaded.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from threading import Event, RLock
 from typing import Final
 
@@ -51,7 +52,15 @@ from floodmark.columns.pairs import Pairs
 from floodmark.engine import Engine, WriteRow
 from floodmark.feed.reading.columns import Columns
 from floodmark.feed.reading.reader import ChangeReader, gather_lines
-from floodmark.host.catalog import GenerationRow, GenerationState, NamespaceRow, Rewound, stored, with_changes
+from floodmark.host.catalog import (
+    GenerationRow,
+    GenerationState,
+    NamespaceRow,
+    Rewound,
+    rewind_until,
+    stored,
+    with_changes,
+)
 from floodmark.host.parts import LocalPort, SiteParts
 from floodmark.merge.policies import LAST_WRITE
 from floodmark.model.errors import (
@@ -247,7 +256,7 @@ class LocalGenerations(LocalPort):
                 physical = encode_namespace(loading.id)
                 for keys, values in _stored_records(self._node.engine, source, _COPIED_ROWS_MAX):
                     self._load(row, loading.number, [place(key, physical) for key in keys], values)
-                while self._rewind(row, loading.number).behind_ms > PASS_MS_MAX:
+                for _ in rewind_until(PASS_MS_MAX, partial(self._rewind, row, loading.number)):
                     pass
                 return self.swap_generation(namespace, loading.number, keep)
             except FloodmarkError:

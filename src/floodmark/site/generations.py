@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from threading import Event
 from typing import Final, Protocol
 
@@ -14,7 +15,7 @@ from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.records import rename_keys
 from floodmark.columns.packed import pack
 from floodmark.columns.pairs import Pairs
-from floodmark.host.catalog import KEPT_GENERATIONS, GenerationRow, NamespaceRow
+from floodmark.host.catalog import KEPT_GENERATIONS, GenerationRow, NamespaceRow, rewind_until
 from floodmark.host.ports import Host
 from floodmark.host.publishing import require_last_write
 from floodmark.layers.ports import layer_of
@@ -413,10 +414,9 @@ def for_namespace(pairs: Pairs, namespace: int) -> Pairs:
 
 def _rewind(host: Host, namespace: str, number: int, report: Callable[[str, int], None]) -> None:
     """Copy the changes made since the base, until few are left."""
-    replayed, behind_ms = 0, NEAR_MS + 1
-    while behind_ms > NEAR_MS:
-        rewound = host.generations.rewind_generation(namespace, number)
-        replayed, behind_ms = replayed + rewound.replayed, rewound.behind_ms
+    replayed = 0
+    for rewound in rewind_until(NEAR_MS, partial(host.generations.rewind_generation, namespace, number)):
+        replayed += rewound.replayed
         report("replaying changes", replayed)
 
 
