@@ -1,6 +1,7 @@
 """Transactions and links over partitions of other nodes, through takeovers of owners and of the keeper."""
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from tests.cluster import KEY, LATER, SiteCluster, serving
@@ -12,6 +13,7 @@ from floodmark.host.transaction_port import NamespaceWrites
 from floodmark.model.change import Stamp
 from floodmark.model.errors import Conflict, NotKeeper, PartlyDone, StaleLink, TransactionEnded
 from floodmark.model.partition import Decision, Fate, LinkGuard
+from floodmark.partition import LocalPartition
 from floodmark.partition.families import HORIZON, META
 from floodmark.partition.layout import store_version
 from floodmark.replication.applied import Applied
@@ -304,6 +306,26 @@ def test_batch_of_a_link_that_moves_on_while_it_is_prepared_is_refused(
     assert open_writes(apart) == []
     version = copy_both(5)
     assert users.get_many([b"ada", b"zoe"], at=version) == [b"copied", b"copied"]
+
+
+def test_batch_of_a_link_stays_whole_when_a_partition_moves_under_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes = SiteCluster()
+    nodes.sites[0].create_namespace("users")
+    nodes.sites[0].split("users", b"m")
+    apply = LocalPartition.apply
+
+    def move_first(self: LocalPartition, *args: Any, **named: Any) -> int:
+        monkeypatch.undo()
+        nodes.give(2, LATER)
+        return apply(self, *args, **named)
+
+    monkeypatch.setattr(LocalPartition, "apply", move_first)
+    value = mark_batch(encode_value(b"copied", origin=Stamp(nodes.cluster.nodes[0].clock.now(), 9)))
+    version = nodes.hosts[0].router.apply({KEY: value, LATER: value}, durable=True)
+    assert {partition.place for partition in nodes.nodes[0].map.partitions} == {"node 1", "node 2"}
+    assert [change.version for change in nodes.sites[0].changes("users", since=0)] == [version, version]
 
 
 def test_writes_alone_need_no_coordinator(apart: SiteCluster) -> None:

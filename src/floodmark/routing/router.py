@@ -205,7 +205,7 @@ class Router:
     def _write_batch(self, partition: Partition, rows: Rows, durable: bool, transaction: str) -> Version:
         if not _fits(rows, partition):
             raise _too_large(rows, partition)
-        if self._batches is not None and len(self._groups(rows, together=True)) > 1:
+        if self._batches is not None and len(self._groups_by_place(rows)) > 1:
             if self._entrance is not None:
                 self._entrance.check(*_columns(rows), WriteKind.WRITE)
             return self._write_spanning(rows, None, partition, transaction)
@@ -223,7 +223,7 @@ class Router:
         def write(partition: Partition) -> Version | None:
             known, is_spread = self.maps.map, False
             if len(known.partitions) > 1:
-                is_spread = len(self._groups(rows, together=True)) > 1
+                is_spread = len(self._groups_by_place(rows)) > 1
                 if reads is not None and (is_spread or not _is_at(known, partition.place, reads)):
                     return None
             transaction = self._mint() if self._mint is not None and (partition.place or is_spread) else ""
@@ -274,27 +274,28 @@ class Router:
         The node of the highest stamp comes first: if that lies too far ahead, nothing is stored.  An atomic
         batch of another site is one batch here, also over several nodes.
         """
-        rows, spanning = self._split_spanning(rows)
+        spanning: list[Rows] = []
 
         def apply(partition: Partition, keys: Sequence[bytes], values: Sequence[bytes]) -> Version:
             return partition.apply(keys, values, durable=durable, link=link)
 
-        answers = self._commit_groups(rows, WriteKind.COPY, apply, rank=_highest_stamp, together=apply)
+        def group(rows: Rows) -> Groups:
+            # Also when partitions have moved: then a batch may lie at several nodes that lay at one.
+            groups, apart = _take_spanning(self._groups_by_place(rows))
+            spanning.extend(apart)
+            return groups
+
+        answers = self._commit_groups(
+            rows,
+            WriteKind.COPY,
+            apply,
+            rank=_highest_stamp,
+            together=apply,
+            group=self._groups_by_place if self._batches is None else group,
+        )
         for batch in spanning:
             answers.append(self.call(min(batch), partial(self._write_spanning, batch, link)))
         return max(answers, default=0)
-
-    def _split_spanning(self, rows: Rows) -> tuple[Rows, list[Rows]]:
-        """The copies that each node commits by itself, and the atomic batches that lie at several nodes."""
-        if self._batches is None or len(self._groups(rows, together=True)) < 2:
-            return rows, []
-        by_origin: dict[bytes, dict[bytes, bytes]] = {}
-        for key, value in rows.items():
-            if value[-1] & IN_BATCH:
-                by_origin.setdefault(find_origins([value])[0], {})[key] = value
-        spanning = [batch for batch in by_origin.values() if len(self._groups(batch, together=True)) > 1]
-        taken = {key for batch in spanning for key in batch}
-        return {key: value for key, value in rows.items() if key not in taken}, list(spanning)
 
     def _write_spanning(
         self, rows: Rows, link: LinkGuard | None, _: Partition, transaction: str = ""
@@ -329,28 +330,31 @@ class Router:
         commit: CommitRows,
         rank: Callable[[Rows], int] | None = None,
         together: CommitRows | None = None,
+        group: Callable[[Rows], Groups] | None = None,
     ) -> list[int]:
         """Commit to each partition what is its own; what each answered.  The highest rank comes first.
 
-        `together` commits to several partitions of one node, by way of the first.
+        `together` commits to several partitions of one node, by way of the first.  `group` makes the groups,
+        and may leave rows out.
 
         What one partition would refuse is not stored in part in another.
         """
         answers: list[int] = []
-        groups = self._groups(rows, together=together is not None)
+        group = group or (self._groups if together is None else self._groups_by_place)
+        groups = group(rows)
         if len(groups) > 1 and self._entrance is not None:
             self._entrance.check(*_columns(rows), kind)
         groups = _ranked(groups, rank)
-        for partition, group in groups:
-            if not _fits(group, partition):
-                raise _too_large(group, partition)
+        for partition, own in groups:
+            if not _fits(own, partition):
+                raise _too_large(own, partition)
 
-        def commit_group(partition: Partition, group: Rows) -> None:
-            keys, values = _columns(group)
+        def commit_group(partition: Partition, own: Rows) -> None:
+            keys, values = _columns(own)
             is_one = together is None or partition.range.contains(ends_of(keys)[1])
             answers.append((commit if is_one or together is None else together)(partition, keys, values))
 
-        self._each_group(groups, commit_group, rank=rank, together=together is not None)
+        self._each_group(groups, commit_group, rank=rank, group=group)
         return answers
 
     def delete_unchanged(self, keys: Sequence[bytes], since: Version, *, durable: bool) -> int:
@@ -362,8 +366,8 @@ class Router:
             for portion in _portions(list(group), partition):
                 deleted += partition.delete_unchanged(portion, since, durable=durable)
 
-        groups = self._groups(dict.fromkeys(keys, b""), together=True)
-        self._each_group(groups, delete_group, divides=True, together=True)
+        groups = self._groups_by_place(dict.fromkeys(keys, b""))
+        self._each_group(groups, delete_group, divides=True, group=self._groups_by_place)
         return deleted
 
     def each(
@@ -377,13 +381,13 @@ class Router:
 
         With `together`, once for each place, at the first of its partitions.
         """
-        groups = self._groups(dict.fromkeys(sorted(keys), b""), together=together)
+        group = self._groups_by_place if together else self._groups
         self._each_group(
-            groups,
-            lambda partition, group: work(partition, list(group)),
+            group(dict.fromkeys(sorted(keys), b"")),
+            lambda partition, own: work(partition, list(own)),
             lambda _, failure: failure.again(),
             divides=True,
-            together=together,
+            group=group,
         )
 
     def scan(
@@ -454,9 +458,11 @@ class Router:
         rank: Callable[[Rows], int] | None = None,
         *,
         divides: bool = False,
-        together: bool = False,
+        group: Callable[[Rows], Groups] | None = None,
     ) -> None:
         """Commit group by group, up to the first that fails, and those again whose partition has moved.
+
+        `group` makes the groups of these.
 
         Unless `commit` divides a group, it must fit into one commit of the partition that has it now.
         """
@@ -466,14 +472,14 @@ class Router:
             moved: dict[bytes, bytes] = {}
             failure: FloodmarkError | None = None
             refused: Partition | None = None
-            for partition, group in groups:
+            for partition, own in groups:
                 try:
-                    commit(partition, group)
-                    done += len(group)
+                    commit(partition, own)
+                    done += len(own)
                 except FloodmarkError as error:
                     if not moves.follows(error):
                         raise describe(done, error) from error
-                    moved |= group
+                    moved |= own
                     failure, refused = failure or error, partition
             if failure is None:
                 return
@@ -481,30 +487,51 @@ class Router:
                 moves.follow(failure, refused)
             except FloodmarkError as error:
                 raise describe(done, error) from error
-            groups = _ranked(self._groups(moved, together=together), rank)
-            if not divides and any(not _fits(group, partition) for partition, group in groups):
+            groups = _ranked((group or self._groups)(moved), rank)
+            if not divides and any(not _fits(own, partition) for partition, own in groups):
                 raise describe(done, failure) from failure
 
-    def _groups(self, rows: Rows, *, together: bool = False) -> list[tuple[Partition, Rows]]:
-        """Rows by the partition that has their keys, in one map; `together`, by the first of each place."""
+    def _groups(self, rows: Rows) -> Groups:
+        """Rows by the partition that has their keys, in one map."""
         partition_map = self.maps.map
         if len(partition_map.partitions) == 1:
             return [(partition_map.partitions[0], rows)] if rows else []
         # In order, the keys of a partition stand together.
         keys = sorted(rows)
-        groups: list[tuple[Partition, Rows]] = [
+        return [
             (partition, {key: rows[key] for key in keys[place]})
             for partition, place in partition_map.group(keys)
         ]
-        return _by_place(groups) if together and len(groups) > 1 else groups
+
+    def _groups_by_place(self, rows: Rows) -> Groups:
+        """Rows by the place that has their keys, with the first of its partitions."""
+        groups = self._groups(rows)
+        if len(groups) < 2:
+            return groups
+        joined: dict[str, tuple[Partition, dict[bytes, bytes]]] = {}
+        for partition, own in groups:
+            joined.setdefault(partition.place, (partition, {}))[1].update(own)
+        return list(joined.values())
 
 
-def _by_place(groups: Groups) -> list[tuple[Partition, Rows]]:
-    """Groups, with those of one place as one."""
-    joined: dict[str, tuple[Partition, dict[bytes, bytes]]] = {}
-    for partition, rows in groups:
-        joined.setdefault(partition.place, (partition, {}))[1].update(rows)
-    return list(joined.values())
+def _take_spanning(groups: Groups) -> tuple[Groups, list[Rows]]:
+    """What each of several places commits by itself, and the copied atomic batches that lie at several."""
+    if len(groups) < 2:
+        return groups, []
+    batches: dict[bytes, dict[bytes, bytes]] = {}
+    places: dict[bytes, set[int]] = {}
+    for place, (_, rows) in enumerate(groups):
+        for key, value in rows.items():
+            if value[-1] & IN_BATCH:
+                origin = find_origins([value])[0]
+                batches.setdefault(origin, {})[key] = value
+                places.setdefault(origin, set()).add(place)
+    spanning: list[Rows] = [batch for origin, batch in batches.items() if len(places[origin]) > 1]
+    if not spanning:
+        return groups, []
+    taken = {key for batch in spanning for key in batch}
+    left = [(partition, {key: rows[key] for key in rows if key not in taken}) for partition, rows in groups]
+    return [(partition, rows) for partition, rows in left if rows], spanning
 
 
 def _write_together(
@@ -549,9 +576,7 @@ def each_part(router: Router, keys: KeyRange, work: Callable[[Partition, KeyRang
         left = router.call(left.start, partial(take, left))
 
 
-def _ranked(
-    groups: list[tuple[Partition, Rows]], rank: Callable[[Rows], int] | None
-) -> list[tuple[Partition, Rows]]:
+def _ranked(groups: Groups, rank: Callable[[Rows], int] | None) -> Groups:
     if rank is None or len(groups) < 2:
         return groups
     return sorted(groups, key=lambda group: rank(group[1]), reverse=True)
