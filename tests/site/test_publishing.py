@@ -19,7 +19,7 @@ from floodmark.codec.ordered import encode_namespace, qualify_range
 from floodmark.codec.values import encode_value
 from floodmark.engine import MemoryEngine
 from floodmark.host.catalog import GenerationRow
-from floodmark.host.publishing import PASS_MS_MAX
+from floodmark.host.publishing import PASS_MS_MAX, PUBLISHING
 from floodmark.host.secondary import open_directory
 from floodmark.model.errors import (
     Conflict,
@@ -507,6 +507,23 @@ def test_generations_that_are_not_needed_any_more_are_removed() -> None:
         now_ms += 4 * 24 * 3_600_000
         site.host.retention.collect_garbage()
         assert engine.scan("data", b"", None, rows_max=10, bytes_max=10_000) == []
+
+
+def test_publications_at_work_at_the_same_time_are_not_taken_for_ones_that_were_left() -> None:
+    time = SimulatedTime()
+    with open_engine(MemoryEngine(FAMILIES), site="oslo", background=False, time_source=time) as site:
+        loading = {}
+        for name in ("users", "prices"):
+            site.create_namespace(name)
+            loading[name] = site.host.generations.begin_generation(name, 0, "nightly")
+        for _ in range(3):
+            time.advance(PUBLISHING // timedelta(milliseconds=1) * 2 // 3)
+            for name, generation in loading.items():
+                load(site, name, generation, {b"ada": b"1"})
+            site.host.retention.collect_garbage()
+        for name, generation in loading.items():
+            site.host.generations.swap_generation(name, generation.number, 1)
+            assert dict(site.namespace(name).scan()) == {b"ada": b"1"}
 
 
 def test_a_directory_that_another_process_reads_shows_the_present_generation(tmp_path: Path) -> None:

@@ -108,7 +108,8 @@ class LocalGenerations(LocalPort):
         self._lock = RLock()
         # Held by a call that loads rows, and while a generation ceases to take any; taken after `_lock`.
         self._loads = RLock()
-        self._renewed_at_ms = 0
+        # By the id of the namespace, as several may be published at once.
+        self._renewed_at_ms: dict[int, int] = {}
 
     # From begin to swap
 
@@ -185,7 +186,7 @@ class LocalGenerations(LocalPort):
             bases = numpy.full(len(keys), generation.base, numpy.uint64)
             values = Column(add_origins(pack(values).to_arrow(), bases, generation.origin))
         now_ms = self._node.clock.time_source()
-        if now_ms - self._renewed_at_ms > _RENEWED_EVERY_MS:
+        if now_ms - self._renewed_at_ms.get(row.id, 0) > _RENEWED_EVERY_MS:
             self._renew(row, generation)
         version = encode_version(generation.base)
         engine_keys = [prefix + version for prefix in encode_prefixes(rename_keys(keys, generation.id))]
@@ -458,14 +459,14 @@ class LocalGenerations(LocalPort):
             version = next((point.version for point in points if point.name == _safe_point(row)), base)
         version = max(version, _log_begin(self._node, row))
         self._site.safe_points.hold(_safe_point(row), version, PUBLISHING, row.id)
-        self._renewed_at_ms = self._node.clock.time_source()
+        self._renewed_at_ms[row.id] = self._node.clock.time_source()
 
     def _renew(self, row: NamespaceRow, generation: GenerationRow) -> None:
         try:
             self._site.nodes.require_keeper()
         except NotKeeper:
             self._site.nodes.renew_publication(row.name, generation.number)
-            self._renewed_at_ms = self._node.clock.time_source()
+            self._renewed_at_ms[row.id] = self._node.clock.time_source()
             return
         with self._lock:
             self._hold(row)
