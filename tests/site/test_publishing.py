@@ -169,6 +169,23 @@ def test_a_publisher_waits_only_so_long_for_a_prepared_write(
         assert users.get(b"ada") == (b"4" if turn == "publish" else b"3")
 
 
+def test_background_work_goes_on_while_a_publisher_waits(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.create_namespace("users")
+    site.generations.publish("users", {b"ada": b"1"})
+    waited = list[bool]()
+
+    def wait(*_: object) -> None:
+        # Heartbeats come from the same thread.
+        run_threads(site.host.retention.collect_garbage)
+        waited.append(True)
+
+    monkeypatch.setattr("floodmark.host.publishing._wait_resolved", wait)
+    site.generations.publish("users", {b"ada": b"2"})
+    site.generations.rollback("users")
+    assert waited == [True, True]
+    assert site.namespace("users").get(b"ada") == b"1"
+
+
 def test_a_publisher_that_goes_on_keeps_its_base_and_leaves_none_of_its_earlier_rows(site: Site) -> None:
     users = site.create_namespace("users")
     users.put(b"old", b"1")

@@ -185,9 +185,7 @@ class LocalGenerations(LocalPort):
         if generation.origin != self._node.site_id:
             bases = numpy.full(len(keys), generation.base, numpy.uint64)
             values = Column(add_origins(pack(values).to_arrow(), bases, generation.origin))
-        now_ms = self._node.clock.time_source()
-        if now_ms - self._renewed_at_ms.get(row.id, 0) > _RENEWED_EVERY_MS:
-            self._renew(row, generation)
+        self._renew(row, generation)
         version = encode_version(generation.base)
         engine_keys = [prefix + version for prefix in encode_prefixes(rename_keys(keys, generation.id))]
         self._load(row, number, engine_keys, list(values))
@@ -257,6 +255,7 @@ class LocalGenerations(LocalPort):
                 physical = encode_namespace(loading.id)
                 for keys, values in _stored_records(self._node.engine, source, _COPIED_ROWS_MAX):
                     self._load(row, loading.number, [place(key, physical) for key in keys], values)
+                    self._renew(row, loading)
                 for _ in rewind_until(PASS_MS_MAX, partial(self._rewind, row, loading.number)):
                     pass
                 return self.swap_generation(namespace, loading.number, keep)
@@ -268,14 +267,21 @@ class LocalGenerations(LocalPort):
     # Upkeep
 
     def collect(self, row: NamespaceRow, safe_point: Version) -> None:
-        """Remove generations behind the safe point, and publications whose publisher was not heard of."""
-        with self._lock:
+        """Remove generations behind the safe point, and publications whose publisher was not heard of.
+
+        While a publisher is at work this is left to the next run: the thread writes heartbeats, too.
+        """
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
             held = {point.name for point in self._site.safe_points.list()}
             if row.loading is not None and _safe_point(row) not in held:
                 self._end(row, row.loading.number)
             for each in list(row.generations):
                 if each.until is not None and (each.since is None or each.until <= safe_point):
                     self.remove_generation(row, each)
+        finally:
+            self._lock.release()
 
     def remove_generation(self, row: NamespaceRow, generation: GenerationRow) -> None:
         """Remove the records of a generation, and then the last trace of it."""
@@ -462,6 +468,9 @@ class LocalGenerations(LocalPort):
         self._renewed_at_ms[row.id] = self._node.clock.time_source()
 
     def _renew(self, row: NamespaceRow, generation: GenerationRow) -> None:
+        """Keep what a publication needs, now and then while its rows are loaded."""
+        if self._node.clock.time_source() - self._renewed_at_ms.get(row.id, 0) <= _RENEWED_EVERY_MS:
+            return
         try:
             self._site.nodes.require_keeper()
         except NotKeeper:
