@@ -19,7 +19,7 @@ from floodmark.codec.ordered import encode_namespace, qualify_range
 from floodmark.codec.values import encode_value
 from floodmark.engine import MemoryEngine
 from floodmark.host.catalog import GenerationRow
-from floodmark.host.publishing import PASS_MS_MAX, PUBLISHING
+from floodmark.host.publishing import PASS_MS_MAX, PUBLISHING, LocalGenerations
 from floodmark.host.secondary import open_directory
 from floodmark.model.errors import (
     Conflict,
@@ -239,6 +239,29 @@ def test_a_publication_that_fails_leaves_the_namespace_as_it_was(site: Site) -> 
     mixed: list[Any] = [(b"bob", b"2"), (None, b"3")]
     published = site.generations.publish("users", mixed, on_refused=lambda pair, _: refused.append(pair))
     assert (published.rows, published.refused, refused) == (1, 1, [(None, b"3")])
+
+
+def test_a_rollback_that_is_interrupted_leaves_nothing_in_the_way_of_the_next(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users = site.create_namespace("users")
+    users.put(b"ada", b"1")
+    site.generations.publish("users", {b"ada": b"2"})
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalGenerations, "_load", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            site.generations.rollback("users")
+    assert [each.number for each in site.generations.list("users")] == [1, 2]
+    site.host.generations.begin_generation("users", 0, "nightly")
+    with pytest.raises(PublicationConflict, match=r"'nightly' publishes generation 3; .*generation drop"):
+        site.generations.rollback("users")
+    site.generations.drop("users", 3)
+    site.generations.rollback("users")
+    assert users.get(b"ada") == b"1"
 
 
 def test_a_key_that_comes_twice_fails_the_publication_or_its_last_row_counts(site: Site) -> None:

@@ -243,10 +243,12 @@ class LocalGenerations(LocalPort):
         with self._lock:
             row = self._require_publishable(namespace, everywhere=False)
             source = row.earlier(number)
-            if row.loading is not None:
+            if (left := row.loading) is not None:
                 raise PublicationConflict(
-                    f"{namespace!r} cannot go back to an earlier generation: a data set is being published",
+                    f"{namespace!r} cannot go back to an earlier generation: {left.publisher!r} publishes "
+                    f"generation {left.number}; wait for its end, or drop it (`floodmark generation drop`)",
                     namespace=namespace,
+                    generation=left.number,
                 )
             assert source.until is not None
             self._hold(row, source.until - 1)
@@ -259,7 +261,7 @@ class LocalGenerations(LocalPort):
                 for _ in rewind_until(PASS_MS_MAX, partial(self._rewind, row, loading.number)):
                     pass
                 return self.swap_generation(namespace, loading.number, keep)
-            except FloodmarkError:
+            except BaseException:
                 with suppress(FloodmarkError):
                     self.drop_generation(namespace, loading.number)
                 raise
