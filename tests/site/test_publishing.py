@@ -227,6 +227,25 @@ def test_a_late_task_changes_nothing_once_the_generation_is_read(site: Site) -> 
     assert users.get(b"ada") is None
 
 
+def test_a_call_that_comes_twice_takes_nothing_from_the_next_publisher(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users, generations = site.create_namespace("users"), site.host.generations
+    first = generations.begin_generation("users", 0, "first")
+    generations.swap_generation("users", first.number, 1)
+    with monkeypatch.context() as patch:
+        # One of which the removal has not ended.
+        patch.setattr(LocalGenerations, "remove_generation", lambda *_: None)
+        left = generations.begin_generation("users", 0, "second")
+        second = generations.begin_generation("users", 0, "second")
+    generations.swap_generation("users", first.number, 1)
+    generations.drop_generation("users", left.number)
+    site.host.retention.collect_garbage()
+    load(site, "users", second, {b"ada": b"2"})
+    generations.swap_generation("users", second.number, 1)
+    assert dict(users.scan()) == {b"ada": b"2"}
+
+
 def test_a_publication_that_fails_leaves_the_namespace_as_it_was(site: Site) -> None:
     users = site.create_namespace("users")
     users.put(b"ada", b"1")

@@ -213,7 +213,9 @@ class LocalGenerations(LocalPort):
                 with self._loads:
                     self._swap(row, number)
             self._hold_kept(row, keep)
-            self._release(_safe_point(row))
+            if row.loading is None:
+                # It may be a repeated call: another publisher may have begun since.
+                self._release(_safe_point(row))
             # All nodes read it.
             self._site.nodes.settled_version()
             return row.present
@@ -229,8 +231,10 @@ class LocalGenerations(LocalPort):
                     namespace=namespace,
                 )
             if found.since is None:
-                self._end(row, number)
-                self._release(_safe_point(row))
+                if found.state is GenerationState.LOADING:
+                    self._end(row, number)
+                if row.loading is None:
+                    self._release(_safe_point(row))
             else:
                 self._release(_kept_point(row))
                 _require_passed(self._node, row, found)
