@@ -137,6 +137,18 @@ def test_another_publisher_is_refused_and_the_same_one_goes_on(site: Site) -> No
     assert site.namespace("users").get(b"ada") == b"1"
 
 
+def test_two_calls_of_one_process_are_two_publishers(site: Site) -> None:
+    site.create_namespace("users")
+
+    def rows() -> Iterator[tuple[bytes, bytes]]:
+        with pytest.raises(PublicationConflict, match="is being published"):
+            site.generations.publish("users", {b"bob": b"2"})
+        yield b"ada", b"1"
+
+    assert site.generations.publish("users", rows()).rows == 1
+    assert dict(site.namespace("users").scan()) == {b"ada": b"1"}
+
+
 @pytest.mark.parametrize("turn", ["publish", "rollback"])
 def test_a_publisher_waits_only_so_long_for_a_prepared_write(
     turn: str, monkeypatch: pytest.MonkeyPatch

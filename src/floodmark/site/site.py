@@ -404,7 +404,8 @@ class Site(AtomicCalls, PartitionCalls, TransactionCalls):
     @property
     def generations(self) -> Generations:
         """The generations of namespaces: publish a whole data set, go back to an earlier one."""
-        return Generations(lambda: self.host, self._holder)
+        # Threads that publish at the same time are publishers of their own.
+        return Generations(lambda: self.host, f"{self._holder}-{next(self._openings)}")
 
     @property
     def subscriptions(self) -> Subscriptions:
