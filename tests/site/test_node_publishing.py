@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from tests.nodes import NodeCluster, node_cluster
@@ -11,8 +12,10 @@ from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.values import encode_value
 from floodmark.host.catalog import GenerationRow, GenerationState
 from floodmark.host.publishing import PUBLISHING
-from floodmark.model.errors import Conflict, GenerationSwapped, PublicationConflict
-from floodmark.model.partition import GenerationStream
+from floodmark.host.publishing import _wait_resolved as wait_resolved
+from floodmark.model.errors import Conflict, GenerationSwapped, PartitionStopped, PublicationConflict
+from floodmark.model.partition import Decision, Fate, GenerationStream
+from floodmark.partition import Node
 
 OLD = {b"ada": b"1", b"ken": b"1", b"zoe": b"1"}
 NEW = {b"bob": b"2", b"ken": b"2", b"zoe": b"2"}
@@ -187,3 +190,36 @@ def test_earlier_generations_go_after_the_retention(cluster: NodeCluster) -> Non
     assert left.state is GenerationState.CURRENT
     for site in cluster.sites.values():
         assert dict(site.namespace("users").scan()) == NEW
+
+
+@pytest.mark.parametrize("turn", ["publish", "rollback"])
+def test_a_client_waits_only_once_for_a_prepared_write(
+    cluster: NodeCluster, turn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("floodmark.host.publishing.JOIN_MS_MAX", 10)
+    users, waits = cluster.sites[1].namespace("users"), list[int]()
+    cluster.sites[1].generations.publish("users", NEW)
+
+    def count(node: Node, through: int) -> None:
+        if waits:
+            partition.commit_prepared("0-7", cluster.sites[1].now())
+        waits.append(through)
+        wait_resolved(node, through)
+
+    monkeypatch.setattr("floodmark.host.publishing._wait_resolved", count)
+    cluster.time.advance(1_000)
+    cluster.tick()
+    node, key = cluster.host(1).shared.node, encode_namespace(users.id) + b"ada"
+    node.settle_by(lambda _: Fate(Decision.UNDECIDED))
+    partition = node.map.route(key)
+    partition.prepare("0-7", [key], [encode_value(b"3")])
+    with cluster.connect(2) as site:
+        # From now on it knows all nodes, and asks them again after other errors.
+        site.namespace("users").put(b"zoe", b"4")
+        generations = site.generations
+        work = partial(generations.publish, rows=OLD) if turn == "publish" else generations.rollback
+        with pytest.raises(PartitionStopped, match="a transaction is open"):
+            work("users")
+    assert len(waits) == 1
+    assert [each.number for each in cluster.sites[1].generations.list("users")] == [1, 2]
+    partition.commit_prepared("0-7", cluster.sites[1].now())

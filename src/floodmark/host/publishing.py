@@ -531,6 +531,7 @@ def _wait_resolved(node: Node, through: Version) -> None:
                 f"what was written up to version {through} is not resolved yet, only up to {resolved}: a "
                 "transaction is open, or a partition has no owner. Try again",
                 version=through,
+                waited=True,
             )
         Event().wait(pause_ms / 1_000)
 

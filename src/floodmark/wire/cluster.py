@@ -186,7 +186,7 @@ class Nodes:
             try:
                 return work()
             except ELSEWHERE as error:
-                if not self.are_several:
+                if not self.are_several or _has_waited(error):
                     raise
                 attempts.pause(error)
 
@@ -205,6 +205,8 @@ class Nodes:
             except NotKeeper as error:
                 failure, hint = error, self._keeper_of(error)
             except ELSEWHERE as error:
+                if _has_waited(error):
+                    raise
                 failure = error
                 self.leave(url)
             except OutcomeUnknown:
@@ -278,6 +280,11 @@ class Nodes:
             with suppress(InvalidArgument):
                 return parse_address(url).url
         return self._learned.get(number) if isinstance(number, int) else None
+
+
+def _has_waited(error: FloodmarkError) -> bool:
+    """Whether the keeper has waited as long as the caller is promised: no node is asked again."""
+    return bool(error.details.get("waited"))
 
 
 class RemoteCalls:
