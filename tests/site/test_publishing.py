@@ -9,9 +9,9 @@ from typing import Any
 
 import pyarrow
 import pytest
-from tests.replication.support_links import embedded
+from tests.replication.support_links import Mesh, embedded
 from tests.site.support import node_of
-from tests.waiting import run_threads
+from tests.waiting import HANG_SECONDS, run_threads
 
 import floodmark
 from floodmark import Site
@@ -147,6 +147,44 @@ def test_two_calls_of_one_process_are_two_publishers(site: Site) -> None:
 
     assert site.generations.publish("users", rows()).rows == 1
     assert dict(site.namespace("users").scan()) == {b"ada": b"1"}
+
+
+def test_publishers_that_began_at_different_sites_do_not_wait_for_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("floodmark.site.generations._WAIT_SECONDS", 0)
+    mesh = Mesh("oslo", "bonn")
+    oslo, bonn = mesh["oslo"], mesh["bonn"]
+    here, there, origin = oslo.host.generations, bonn.host.generations, bonn.host.identity.site_id
+    begun = there.begin_generation("users", 0, "other", origin)
+    begin, calls = here.begin_generation, list[str]()
+
+    def publish_other_first(*arguments: Any) -> GenerationRow:
+        calls.append("begin")
+        if len(calls) == 2:
+            # The publisher has dropped what it had begun before the other one.
+            second = begin("users", begun.base, "other", origin)
+            for port, number in ((there, begun.number), (here, second.number)):
+                port.swap_generation("users", number, 1)
+        return begin(*arguments)
+
+    monkeypatch.setattr(here, "begin_generation", publish_other_first)
+    wait = timedelta(seconds=HANG_SECONDS)
+    published = oslo.generations.publish("users", {b"ada": b"1"}, others=[bonn], wait=wait)
+    assert published.base > begun.base
+    assert [dict(each.namespace("users").scan()) for each in (oslo, bonn)] == [{b"ada": b"1"}] * 2
+
+
+def test_a_publisher_does_not_wait_for_itself(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.create_namespace("users")
+    site.host.generations.begin_generation("users", 0, "nightly")
+
+    def refuse_wait() -> None:
+        raise AssertionError("it waits")
+
+    monkeypatch.setattr("floodmark.site.generations.Event", refuse_wait)
+    with pytest.raises(PublicationConflict, match="leave the base out"):
+        site.generations.publish("users", {}, base=site.now(), publisher="nightly", wait=timedelta(hours=1))
 
 
 @pytest.mark.parametrize("turn", ["publish", "rollback"])

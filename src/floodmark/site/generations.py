@@ -148,7 +148,8 @@ class Generations:
         dataset = self._dataset(self._find(namespace), duplicates, on_refused, report)
         begun_ms, places = monotonic_ms(), self._places(namespace, others)
         with _dropping(places, publisher is None):
-            _begin(places, base, publisher or self._holder, wait, without)
+            name = publisher or self._holder
+            _begin(places, base, name, wait, without, gives_way=publisher is None)
             _load(dataset.pairs(rows), places, report)
             return self.finish(
                 namespace,
@@ -174,7 +175,7 @@ class Generations:
         """Begin to load a generation here and at `others`, as `publish` does; its number at each site."""
         places = self._places(namespace, others)
         with _dropping(places, not resumes):
-            _begin(places, base, publisher, None, without)
+            _begin(places, base, publisher, None, without, gives_way=not resumes)
         return tuple(place.number for place in places)
 
     def finish(
@@ -344,27 +345,31 @@ def _begin(
     publisher: str,
     wait: timedelta | None,
     without: Collection[str],
+    *,
+    gives_way: bool = True,
 ) -> None:
-    """Begin a generation at each place, at the base of the first."""
+    """Begin a generation at each place, at the base of the first.
+
+    While another publisher is at work at a place this waits.  One that `gives_way` drops what it has begun if
+    that place comes before: else two publishers with other first sites would wait for each other.
+    """
     _require_plain(places[0].row, places[0].host)
-    version = 0 if base is None else to_version(base)
+    given = version = 0 if base is None else to_version(base)
     origin = _require_all(places, places[0].row.name, without)
-    for place in places:
-        begun = _begin_patiently(place, version, publisher, wait, origin)
-        place.number, version = begun.number, begun.base
-
-
-def _begin_patiently(
-    place: _Place, base: Version, publisher: str, wait: timedelta | None, origin: int | None
-) -> GenerationRow:
     end_ms = monotonic_ms() + (wait or timedelta(0)) // timedelta(milliseconds=1)
-    while True:
+    while (place := next((each for each in places if not each.number), None)) is not None:
         try:
-            return place.host.generations.begin_generation(place.row.name, base, publisher, origin)
-        except PublicationConflict:
-            if monotonic_ms() >= end_ms:
+            begun = place.host.generations.begin_generation(place.row.name, version, publisher, origin)
+        except PublicationConflict as error:
+            # Without a generation the conflict is with the base of the publisher itself.
+            if "generation" not in error.details or monotonic_ms() >= end_ms:
                 raise
+            if gives_way and any(place.site < each.site for each in places if each.number):
+                _drop(places)
+                version = given
             Event().wait(_WAIT_SECONDS)
+        else:
+            place.number, version = begun.number, begun.base
 
 
 @contextmanager
@@ -373,12 +378,21 @@ def _dropping(places: Sequence[_Place], drops: bool) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        for place in places if drops else ():
-            if place.number:
-                # What was swapped in is refused, and what cannot be removed now, garbage collection removes.
-                with suppress(FloodmarkError):
-                    place.host.generations.drop_generation(place.row.name, place.number)
+        if drops:
+            _drop(places)
         raise
+
+
+def _drop(places: Sequence[_Place]) -> None:
+    """Remove what was loaded.
+
+    What was swapped in is refused, and what cannot be removed now, garbage collection removes.
+    """
+    for place in places:
+        if place.number:
+            with suppress(FloodmarkError):
+                place.host.generations.drop_generation(place.row.name, place.number)
+        place.number = 0
 
 
 def _load(pairs: Iterator[Pairs], places: Sequence[_Place], report: Callable[[str, int], None]) -> int:
