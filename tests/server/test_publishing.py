@@ -1,11 +1,14 @@
 """Publishing over a connection."""
 
+from threading import Event
 from typing import Any
 
 import pytest
-from tests.server.support import connected, cut_everything, serving
+from tests.server.support import connected, connection_of, cut_everything, serving
 
 from floodmark import ChangeType
+from floodmark.host.catalog import GenerationRow
+from floodmark.host.publishing import LocalGenerations
 from floodmark.model.errors import GenerationSwapped, InvalidValue, PublicationConflict
 
 
@@ -72,3 +75,27 @@ def test_a_stream_goes_on_over_a_swap_through_cut_connections(way: Any) -> None:
                 cuts += cut_everything(server)
         assert copy == dict(users.scan())
         assert cuts
+
+
+def test_a_publisher_waits_for_its_turn_as_long_as_another_one_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = LocalGenerations.begin_generation
+
+    def begin_late(port: LocalGenerations, **arguments: Any) -> GenerationRow:
+        # As while a rollback of another namespace copies.
+        Event().wait(0.5)
+        return begin(port, **arguments)
+
+    monkeypatch.setattr(LocalGenerations, "begin_generation", begin_late)
+    with serving() as (_, server), connected(server) as site:
+        site.create_namespace("users")
+        connection, port = connection_of(site), site.host.generations
+        ask = port.begin_generation
+
+        def ask_quickly(*arguments: Any) -> GenerationRow:
+            with monkeypatch.context() as patch:
+                patch.setattr(connection, "timeout_seconds", 0.1)
+                return ask(*arguments)
+
+        monkeypatch.setattr(port, "begin_generation", ask_quickly)
+        assert site.generations.publish("users", {b"ada": b"1"}).rows == 1
+        assert [each.state.value for each in site.generations.list("users")] == ["kept", "current"]

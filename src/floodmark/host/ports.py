@@ -89,7 +89,7 @@ class NamespacePort(Protocol):
 class GenerationPort(Protocol):
     """Publishes data sets: begin, load by `GenerationStream`, rewind until little is left, swap."""
 
-    @Action(Role.REPLICATE, Scope.NAMESPACE, audited=True, repeatable=True)
+    @Action(Role.REPLICATE, Scope.NAMESPACE, audited=True, repeatable=True, lengthy=True)
     def begin_generation(
         self,
         namespace: str,
