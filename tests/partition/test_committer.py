@@ -34,6 +34,7 @@ from floodmark.partition import FAMILIES, META, Node
 from floodmark.partition.commit.commit import Commit, Mint, RoundStep, Writes
 from floodmark.partition.commit.turn import TurnToken
 from floodmark.partition.committer import commit_together
+from floodmark.partition.deciding import Decided
 from floodmark.partition.prepared.outcomes import NamedCommit
 from floodmark.partition.validating import Validation
 from floodmark.site import Namespace, Site, open_engine
@@ -437,6 +438,25 @@ def test_commit_that_comes_twice_in_a_round_happens_once(
     assert [each.error for each in commits] == [None, None]
     assert commits[0].version == commits[1].version != 0
     assert [change.version for change in site.changes("users")] == [commits[0].version]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_batch_that_comes_twice_in_a_round_happens_once(
+    site: Site, users: Namespace, engine: HookedEngine, fails: bool
+) -> None:
+    node, rows = node_of(site), {users.encoding.qualify(key): b"1\0" for key in (b"ada", b"bob")}
+    named = NamedCommit(engine, mint_batch(node.clock.physical_ms()), min(rows))
+
+    def write() -> Decided:
+        return Decided(
+            node.committer, lambda: node.map, None, lambda: rows, durable=True, batch=True, named=named
+        )
+
+    steps = [write(), write()]
+    engine.before = fail("sync", OutcomeUnknown("no answer")) if fails else nothing
+    commit_together(node.committer, steps)
+    assert [each.error for each in steps] == [None, None]
+    assert [change.version for change in site.changes("users")] == [steps[0].version, steps[1].version]
 
 
 def test_transaction_whose_round_cannot_raise_the_bound_of_the_clock_fails_at_once(

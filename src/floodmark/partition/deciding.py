@@ -220,6 +220,9 @@ class Decided(RoundStep):
             settle_writes(partition, (write,), self._committer.prepared.ask)
 
     def is_written(self) -> bool:
+        if not self._parts:
+            # The same commit has written before, perhaps in this round.
+            return self._named is not None and self._named.earlier(self.version) != 0
         partition, writes, _ = self._parts[-1]
         part = Commit(partition, writes, durable=self.durable)
         part.version = self.version
