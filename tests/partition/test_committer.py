@@ -420,6 +420,27 @@ def test_write_to_a_range_after_it_was_looked_through_is_a_conflict(
     assert commits[1].error.details["key"] == b"bob"
 
 
+def test_write_to_a_range_that_is_split_after_it_was_looked_through_is_a_conflict(
+    site: Site, users: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.split("users", b"m")
+    transaction = site.transaction()
+    assert list(transaction.scan(users, b"a", b"c")) == []
+    transaction.put(users, b"zoe", b"1")
+    look_ahead = Validation.look_ahead
+
+    def write_and_split(self: Validation) -> None:
+        monkeypatch.undo()
+        look_ahead(self)
+        users.put(b"ada", b"2")
+        site.split("users", b"b")
+
+    monkeypatch.setattr(Validation, "look_ahead", write_and_split)
+    with pytest.raises(Conflict):
+        transaction.commit()
+    assert users.get(b"zoe") is None
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_commit_that_comes_twice_in_a_round_happens_once(
     site: Site, users: Namespace, engine: HookedEngine, fails: bool

@@ -44,11 +44,21 @@ class Validation:
         self._engine = committer.place.engine
         self._serving = serving
         self._collected = collected
-        # Up to this version the ranges are known to be unchanged.
+        # Up to this version the ranges are known to be unchanged; these logs have all later changes, unless
+        # a partition has been replaced since.
         self._seen: Version = reads.since
+        self._logs: frozenset[int] = frozenset()
 
     def look_ahead(self) -> None:
         """Look through the ranges before the round; Conflict if one has changed."""
+        serving = self._serving()
+        # Before the version: a log that is opened later does not have all changes above it.
+        self._logs = frozenset(
+            partition.log_id
+            for keys in self.reads.ranges
+            for partition in serving.overlapping(keys)
+            if not partition.retired
+        )
         resolved = self._committer.resolve()
         self._scan_ranges(resolved)
         self._seen = max(self._seen, resolved)
@@ -79,6 +89,9 @@ class Validation:
 
     def _require_ranges_unchanged(self) -> None:
         for partition, ranges in self._ranges_by_partition().items():
+            if partition.log_id not in self._logs:
+                # The range may have changed in the log of the partition that this one has replaced.
+                raise moved(partition)
             for version, key in self._logged(partition):
                 if any(keys.contains(key) for keys in ranges):
                     raise self._conflict(key, version)
