@@ -13,7 +13,8 @@ from floodmark.host.transaction_port import NamespaceWrites
 from floodmark.model.change import Stamp
 from floodmark.model.errors import Conflict, NotKeeper, PartlyDone, StaleLink, TransactionEnded
 from floodmark.model.partition import Decision, Fate, LinkGuard
-from floodmark.partition import LocalPartition
+from floodmark.partition import LocalPartition, atomic_reading
+from floodmark.partition.committer import Committer
 from floodmark.partition.families import HORIZON, META
 from floodmark.partition.layout import store_version
 from floodmark.replication.applied import Applied
@@ -326,6 +327,87 @@ def test_batch_of_a_link_stays_whole_when_a_partition_moves_under_it(
     version = nodes.hosts[0].router.apply({KEY: value, LATER: value}, durable=True)
     assert {partition.place for partition in nodes.nodes[0].map.partitions} == {"node 1", "node 2"}
     assert [change.version for change in nodes.sites[0].changes("users", since=0)] == [version, version]
+
+
+# A partition that moves to a node whose clock is behind, while its owner still answers
+
+
+@pytest.fixture
+def ahead() -> SiteCluster:
+    """Three nodes: the first owns "ada" and "bob", and the second, whose clock is ahead, owns "zoe"."""
+    nodes = SiteCluster(3)
+    users = nodes.sites[0].create_namespace("users")
+    users.put_many({b"ada": b"10", b"bob": b"10", b"zoe": b"10"})
+    nodes.sites[0].split("users", b"m")
+    nodes.give(2, LATER)
+    nodes.cluster.offsets[2] = 200
+    return nodes
+
+
+def test_snapshot_of_a_partition_that_moves_before_the_clock_of_its_owner_has_passed_it_never_changes(
+    ahead: SiteCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users, observe = ahead.sites[0].namespace("users"), Committer.observe
+    at = users.put(b"zoe", b"11")
+
+    def move_first(self: Committer, *args: Any, **named: Any) -> None:
+        monkeypatch.undo()
+        ahead.give(3)
+        observe(self, *args, **named)
+
+    monkeypatch.setattr(Committer, "observe", move_first)
+    assert users.get(b"ada", at=at) == b"10"
+    assert users.put(b"ada", b"11") > at
+    assert users.get(b"ada", at=at) == b"10"
+
+
+def test_write_to_what_was_read_lies_above_the_commit_though_its_partition_moves_while_it_is_validated(
+    ahead: SiteCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users, validate = ahead.sites[0].namespace("users"), LocalPartition.validate
+    transaction = ahead.sites[0].transaction()
+    assert transaction.get(users, b"ada") == b"10"
+    transaction.put(users, b"zoe", b"11")
+
+    def move_first(self: LocalPartition, *args: Any) -> None:
+        monkeypatch.undo()
+        ahead.give(3)
+        validate(self, *args)
+
+    monkeypatch.setattr(LocalPartition, "validate", move_first)
+    transaction.commit()
+    assert users.put(b"ada", b"11") > transaction.version
+
+
+def test_atomic_read_of_a_partition_that_moves_while_it_is_read_sees_whole_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes = SiteCluster()
+    site = nodes.sites[0]
+    users = site.create_namespace("users")
+    users.put_many({b"ada": b"10", b"zoe": b"10"})
+    site.split("users", b"m")
+    nodes.give(2, LATER)
+    nodes.cluster.offsets[1] = 400
+    resolve, answers = atomic_reading._resolve, [0, 0]
+
+    def move_first(committer: Committer, *args: Any) -> int:
+        if len(answers) == 2:
+            nodes.give(2)
+            # Other partitions of the first node go on, above the seal.
+            committer.now()
+        elif len(answers) == 1:
+            with site.atomic() as batch:
+                batch.put(users, b"ada", b"20")
+                batch.put(users, b"zoe", b"20")
+        answers[:] = answers[1:]
+        return resolve(committer, *args)
+
+    monkeypatch.setattr(atomic_reading, "_resolve", move_first)
+    assert len(set(site.read_atomic([(users, b"ada"), (users, b"zoe")]))) == 1
+
+
+# Writes alone
 
 
 def test_writes_alone_need_no_coordinator(apart: SiteCluster) -> None:

@@ -17,7 +17,7 @@ from floodmark.model.record import AtomicAnswer, AtomicRecord
 from floodmark.model.version import Version
 from floodmark.partition.commit.batches import BatchCache
 from floodmark.partition.committer import Committer
-from floodmark.partition.deciding import Serving, route
+from floodmark.partition.deciding import Serving, require_served, route
 from floodmark.partition.families import DATA
 from floodmark.partition.generations import shown, swapped_at
 from floodmark.partition.read.records import decode_record, read_record
@@ -39,9 +39,9 @@ def read_batches(
     require_kept: Callable[[bytes, Version], None],
 ) -> AtomicAnswer:
     """See `Partition.read_batches`.  `engine` must refuse to read after the node's lease."""
-    partitions = serving()
-    for key in keys:
-        partition = route(partitions, key)
+    served = serving()
+    partitions = [route(served, key) for key in keys]
+    for key, partition in zip(keys, partitions, strict=True):
         if at is not None:
             partition.settle((key,), at)
         partition.heat.reads += 1
@@ -52,6 +52,9 @@ def read_batches(
         # Once more if a data set was published while the records were read.
         if present is shown(engine):
             break
+    for partition in partitions:
+        # Of one that was given away meanwhile, the new owner may still write below what was resolved here.
+        require_served(partition)
     if at is not None:
         for namespace in {key[:NAMESPACE_BYTES] for key in keys}:
             # Garbage collection may have passed while the records were read.

@@ -119,7 +119,7 @@ class Decided(RoundStep):
             route(serving, key)
         for declared in self._conflicts:
             for partition in serving.overlapping(declared):
-                _require_served(partition)
+                require_served(partition)
         if self._is_blocked():
             return ()
         if self._named is not None and (earlier := self._named.earlier(mint())):
@@ -166,7 +166,7 @@ class Decided(RoundStep):
     ) -> Sequence[WriteRow]:
         prefixes, is_merged, parts = encode_prefixes(keys), has_states(values), []
         for partition, place in serving.group(keys):
-            _require_served(partition)
+            require_served(partition)
             own, stored = keys[place], values[place]
             writes = Writes(own, prefixes[place], stored, sum(map(len, own)) + sum(map(len, stored)))
             parts.append((partition, self._merge(partition, writes, version) if is_merged else writes))
@@ -276,7 +276,7 @@ class PartedCommit(Decided):
         self._parts = []
         storage = self._committer.place.storage
         for partition, _ in self._planned:
-            _require_served(partition)
+            require_served(partition)
         if self._is_blocked():
             return ()
         if self._link is not None:
@@ -322,11 +322,11 @@ def commit_parts(
 def route(serving: PartitionMap[DecidingPartition], key: bytes) -> DecidingPartition:
     """The partition of a qualified key; PartitionMoved if another node has it."""
     partition = serving.route(key)
-    _require_served(partition)
+    require_served(partition)
     return partition
 
 
-def _require_served(partition: DecidingPartition) -> None:
+def require_served(partition: DecidingPartition) -> None:
     """Raise PartitionMoved if another node has a partition."""
     if partition.retired:
         raise moved(partition)

@@ -274,6 +274,10 @@ class LocalPartition(PreparingPartition):
         if at > self._committer.swaps.known:
             self._committer.swaps.learn(at)
         self._committer.wait_applied(at)
+        # Once more: of a partition that was given away before the clock passed `at`, the seal lies below, and
+        # the new owner may still write in between.
+        if self.retired:
+            raise moved(self)
         floor = self._prepared.floor
         if floor is not None and floor < at:
             # Later prepares lie above `at`, which the clock has passed.
@@ -437,6 +441,9 @@ class LocalPartition(PreparingPartition):
         Validation(self._committer, self._serving, self._collected, reads).require_unchanged_until(
             at, transaction
         )
+        # As before a read: a new owner may still write at or below `at`.
+        if self.retired:
+            raise moved(self)
 
     def resolved_version(self) -> Version:
         # Not the node's: prepared writes hold back only the partitions that they are in.
