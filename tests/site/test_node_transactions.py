@@ -12,7 +12,7 @@ from floodmark.host.embedded import EmbeddedHost
 from floodmark.host.transaction_port import NamespaceWrites
 from floodmark.model.change import Stamp
 from floodmark.model.errors import Conflict, NotKeeper, PartlyDone, StaleLink, TransactionEnded
-from floodmark.model.partition import Decision, Fate, LinkGuard
+from floodmark.model.partition import CommitLimits, Decision, Fate, LinkGuard
 from floodmark.partition import LocalPartition, atomic_reading
 from floodmark.partition.committer import Committer
 from floodmark.partition.families import HORIZON, META
@@ -359,6 +359,22 @@ def test_snapshot_of_a_partition_that_moves_before_the_clock_of_its_owner_has_pa
     assert users.get(b"ada", at=at) == b"10"
     assert users.put(b"ada", b"11") > at
     assert users.get(b"ada", at=at) == b"10"
+
+
+def test_reads_of_more_keys_than_a_commit_may_write_follow_their_partition(
+    ahead: SiteCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users, get_many = ahead.sites[0].namespace("users"), LocalPartition.get_many
+
+    def move_first(self: LocalPartition, *args: Any) -> list[bytes | None]:
+        monkeypatch.undo()
+        for shared in ahead.cluster.nodes:
+            shared.node._limits = CommitLimits(bytes_max=100, changes_max=1)
+        ahead.give(3)
+        return get_many(self, *args)
+
+    monkeypatch.setattr(LocalPartition, "get_many", move_first)
+    assert users.get_many([b"ada", b"bob"]) == [b"10", b"10"]
 
 
 def test_write_to_what_was_read_lies_above_the_commit_though_its_partition_moves_while_it_is_validated(

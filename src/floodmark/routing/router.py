@@ -158,7 +158,7 @@ class Router:
             found.update(zip(group, partition.get_many(list(group), at), strict=True))
 
         groups = self._groups(dict.fromkeys(keys, b""))
-        self._each_group(groups, get_group, lambda _, failure: failure.again())
+        self._each_group(groups, get_group, lambda _, failure: failure.again(), divides=True)
         return [found[key] for key in keys]
 
     def put(self, rows: Rows, *, durable: bool) -> Version:
