@@ -10,8 +10,16 @@ from floodmark.codec.values import encode_value, mark_batch
 from floodmark.engine import Guard, MemoryEngine
 from floodmark.host.embedded import EmbeddedHost
 from floodmark.host.transaction_port import NamespaceWrites
+from floodmark.model.batch import mint_batch
 from floodmark.model.change import Stamp
-from floodmark.model.errors import Conflict, NotKeeper, PartlyDone, StaleLink, TransactionEnded
+from floodmark.model.errors import (
+    Conflict,
+    NotKeeper,
+    OutcomeUnknown,
+    PartlyDone,
+    StaleLink,
+    TransactionEnded,
+)
 from floodmark.model.partition import CommitLimits, Decision, Fate, LinkGuard
 from floodmark.partition import LocalPartition, atomic_reading
 from floodmark.partition.committer import Committer
@@ -424,6 +432,21 @@ def test_atomic_read_of_a_partition_that_moves_while_it_is_read_sees_whole_batch
 
 
 # Writes alone
+
+
+def test_read_asks_again_for_the_end_of_a_batch_if_an_answer_is_not_known(
+    apart: SiteCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition, batch = apart.nodes[0].map.route(KEY), mint_batch(apart.cluster.time())
+    version = partition.prepare(batch, [KEY], [encode_value(b"new")], [KEY, LATER], [KEY, LATER])
+
+    def lose_the_first(*_: Any) -> Fate:
+        monkeypatch.undo()
+        raise OutcomeUnknown("the database gave no answer")
+
+    monkeypatch.setattr(LocalPartition, "ask_prepared", lose_the_first)
+    assert apart.sites[0].namespace("users").get(b"ada", at=version) == b"10"
+    assert open_writes(apart) == []
 
 
 def test_writes_alone_need_no_coordinator(apart: SiteCluster) -> None:

@@ -45,6 +45,7 @@ from floodmark.model.errors import (
     FloodmarkError,
     InvalidArgument,
     NamespaceNotFound,
+    OutcomeUnknown,
     PartlyDone,
     Retryable,
     TransactionEnded,
@@ -297,7 +298,8 @@ class LocalTransactions:
         """How an atomic batch ends; undecided as long as one of its partitions cannot tell."""
         try:
             return self._nodes.batch_fate(batch, siblings)
-        except Retryable:
+        except (Retryable, OutcomeUnknown):
+            # To ask once more is harmless: the refusal that may have been stored is found then.
             return Fate(Decision.UNDECIDED)
 
     def _fate_at_opening(self, transaction: str) -> Fate:
