@@ -18,7 +18,7 @@ from floodmark import Site
 from floodmark.codec.ordered import encode_namespace, qualify_range
 from floodmark.codec.values import encode_value
 from floodmark.engine import MemoryEngine
-from floodmark.host.catalog import GenerationRow
+from floodmark.host.catalog import FUTILE_MAX, GenerationRow, Rewound, rewind_until
 from floodmark.host.publishing import PASS_MS_MAX, PUBLISHING, LocalGenerations
 from floodmark.host.secondary import open_directory
 from floodmark.model.errors import (
@@ -217,6 +217,20 @@ def test_a_publisher_waits_only_so_long_for_a_prepared_write(
         partition.commit_prepared("0-7", site.now())
         work()
         assert users.get(b"ada") == (b"4" if turn == "publish" else b"3")
+
+
+@pytest.mark.parametrize(
+    ("passes", "taken"),
+    [
+        pytest.param([(9, 50), (0, 10), (9, 0)], 2, id="near"),
+        pytest.param([(9, 50), (0, 50), (9, 0)], 2, id="held back"),
+        pytest.param([(9, 50), (9, 60), (9, 70), (9, 5)], 4, id="slow for a while"),
+        pytest.param([(9, 50)] * 100, 1 + FUTILE_MAX, id="slower than others write"),
+    ],
+)
+def test_changes_are_copied_as_long_as_that_helps(passes: list[tuple[int, int]], taken: int) -> None:
+    rewound = iter([Rewound(*each) for each in passes])
+    assert len([*rewind_until(10, lambda: next(rewound))]) == taken
 
 
 def test_background_work_goes_on_while_a_publisher_waits(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

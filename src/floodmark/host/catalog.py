@@ -67,6 +67,8 @@ def _require_duration(setting: str, duration: object) -> None:
 
 
 KEPT_GENERATIONS: Final = 1
+# So many passes may copy changes and gain no ground, as in a dense part of the change log.
+FUTILE_MAX: Final = 20
 
 
 class GenerationState(StrEnum):
@@ -127,11 +129,16 @@ def rewind_until(near_ms: int, rewind: Callable[[], Rewound]) -> Iterator[Rewoun
 
     Others may write as fast as they are copied, and a prepared write holds back what can be.
     """
-    before_ms, rewound = None, rewind()
-    yield rewound
-    while near_ms < rewound.behind_ms and (before_ms is None or rewound.behind_ms < before_ms):
-        before_ms, rewound = rewound.behind_ms, rewind()
+    futile, least_ms = 0, None
+    while futile < FUTILE_MAX:
+        rewound = rewind()
         yield rewound
+        if rewound.behind_ms <= near_ms:
+            return
+        if least_ms is None or rewound.behind_ms < least_ms:
+            futile, least_ms = 0, rewound.behind_ms
+        else:
+            futile += 1 if rewound.replayed else FUTILE_MAX
 
 
 class NamespaceRow(msgspec.Struct):
