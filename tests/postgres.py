@@ -158,6 +158,10 @@ class CuttingProxy:
         for each in self._open:
             each.close()
 
+    def counts(self, message: bytes) -> bool:
+        """Whether a message is one at which the connections may be cut."""
+        return True
+
     def _accept(self) -> None:
         while True:
             try:
@@ -184,8 +188,9 @@ class CuttingProxy:
             while data := source.recv(CHUNK_BYTES):
                 for message in _messages(data):
                     with self._lock:
-                        self.seen += 1
-                        if self._left is not None:
+                        counts = self.counts(message)
+                        self.seen += counts
+                        if counts and self._left is not None:
                             self._left -= 1
                             if self._left < 0:
                                 self._left = None
