@@ -1,7 +1,6 @@
 """An atomic batch is one batch at other sites, whatever partitions and namespaces it wrote to."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 from tests.replication.support_applying import apply_rows, sliced
@@ -104,13 +103,7 @@ def test_a_link_that_applies_a_batch_partition_by_partition_is_found(
 ) -> None:
     since = mesh["rome"].now()
     mesh["rome"].split("users", b"m")
-    by_partition = Router._groups
-
-    def groups(router: Router, rows: Mapping[bytes, bytes], *, together: bool) -> Any:
-        assert together, "a link no longer asks for one commit"
-        return by_partition(router, rows)
-
-    monkeypatch.setattr(Router, "_groups", groups)
+    monkeypatch.setattr(Router, "_groups_by_place", Router._groups)
     for number in range(1, 4):
         write(mesh["oslo"], number)
         mesh.step("oslo", "rome", NAMES)

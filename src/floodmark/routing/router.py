@@ -506,12 +506,15 @@ class Router:
     def _groups_by_place(self, rows: Rows) -> Groups:
         """Rows by the place that has their keys, with the first of its partitions."""
         groups = self._groups(rows)
-        if len(groups) < 2:
-            return groups
-        joined: dict[str, tuple[Partition, dict[bytes, bytes]]] = {}
-        for partition, own in groups:
-            joined.setdefault(partition.place, (partition, {}))[1].update(own)
-        return list(joined.values())
+        return _by_place(groups) if len(groups) > 1 else groups
+
+
+def _by_place(groups: Groups) -> Groups:
+    """Groups, with those of one place as one."""
+    joined: dict[str, tuple[Partition, dict[bytes, bytes]]] = {}
+    for partition, own in groups:
+        joined.setdefault(partition.place, (partition, {}))[1].update(own)
+    return list(joined.values())
 
 
 def _take_spanning(groups: Groups) -> tuple[Groups, list[Rows]]:
