@@ -431,9 +431,6 @@ def test_atomic_read_of_a_partition_that_moves_while_it_is_read_sees_whole_batch
     assert len(set(site.read_atomic([(users, b"ada"), (users, b"zoe")]))) == 1
 
 
-# Writes alone
-
-
 def test_read_asks_again_for_the_end_of_a_batch_if_an_answer_is_not_known(
     apart: SiteCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -447,6 +444,9 @@ def test_read_asks_again_for_the_end_of_a_batch_if_an_answer_is_not_known(
     monkeypatch.setattr(LocalPartition, "ask_prepared", lose_the_first)
     assert apart.sites[0].namespace("users").get(b"ada", at=version) == b"10"
     assert open_writes(apart) == []
+
+
+# Writes alone
 
 
 def test_writes_alone_need_no_coordinator(apart: SiteCluster) -> None:

@@ -18,8 +18,8 @@ from floodmark import Site
 from floodmark.codec.ordered import encode_namespace, qualify_range
 from floodmark.codec.values import encode_value
 from floodmark.engine import MemoryEngine
-from floodmark.host.catalog import FUTILE_MAX, GenerationRow, Rewound, rewind_until
-from floodmark.host.publishing import PASS_MS_MAX, PUBLISHING, LocalGenerations
+from floodmark.host.catalog import GenerationRow, Rewound
+from floodmark.host.publishing import FUTILE_MAX, PASS_MS_MAX, PUBLISHING, LocalGenerations, rewind_until
 from floodmark.host.secondary import open_directory
 from floodmark.model.errors import (
     Conflict,

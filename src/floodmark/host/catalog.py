@@ -1,6 +1,6 @@
 """The namespaces of a site: their ids, names and settings, kept in the engine's metadata."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
@@ -67,8 +67,6 @@ def _require_duration(setting: str, duration: object) -> None:
 
 
 KEPT_GENERATIONS: Final = 1
-# So many passes may copy changes and gain no ground, as in a dense part of the change log.
-FUTILE_MAX: Final = 20
 
 
 class GenerationState(StrEnum):
@@ -122,23 +120,6 @@ class Rewound(msgspec.Struct, frozen=True):
 
     replayed: int
     behind_ms: int
-
-
-def rewind_until(near_ms: int, rewind: Callable[[], Rewound]) -> Iterator[Rewound]:
-    """Copy changes again and again, until few are left or no ground is gained.
-
-    Others may write as fast as they are copied, and a prepared write holds back what can be.
-    """
-    futile, least_ms = 0, None
-    while futile < FUTILE_MAX:
-        rewound = rewind()
-        yield rewound
-        if rewound.behind_ms <= near_ms:
-            return
-        if least_ms is None or rewound.behind_ms < least_ms:
-            futile, least_ms = 0, rewound.behind_ms
-        else:
-            futile += 1 if rewound.replayed else FUTILE_MAX
 
 
 class NamespaceRow(msgspec.Struct):

@@ -21,7 +21,7 @@ A crash before the swap leaves the old generation, and the publisher goes on.  I
 expires, and garbage collection removes what was loaded.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -52,15 +52,7 @@ from floodmark.columns.pairs import Pairs
 from floodmark.engine import Engine, WriteRow
 from floodmark.feed.reading.columns import Columns
 from floodmark.feed.reading.reader import ChangeReader, gather_lines
-from floodmark.host.catalog import (
-    GenerationRow,
-    GenerationState,
-    NamespaceRow,
-    Rewound,
-    rewind_until,
-    stored,
-    with_changes,
-)
+from floodmark.host.catalog import GenerationRow, GenerationState, NamespaceRow, Rewound, stored, with_changes
 from floodmark.host.parts import LocalPort, SiteParts
 from floodmark.merge.policies import LAST_WRITE
 from floodmark.model.errors import (
@@ -90,6 +82,8 @@ PUBLISHING: Final = timedelta(hours=1)
 KEPT_FOR: Final = timedelta(days=3)
 # How long a pass of the rewind may take; the publisher asks for the next one.
 PASS_MS_MAX: Final = 5_000
+# So many passes may copy changes and gain no ground, as in a dense part of the change log.
+FUTILE_MAX: Final = 20
 # How long the swap waits for what was written before it; a takeover takes 5 to 8 seconds.
 JOIN_MS_MAX: Final = 30_000
 SWAP_TRIES_MAX: Final = 50
@@ -497,6 +491,23 @@ class LocalGenerations(LocalPort):
     def _release(self, safe_point: str) -> None:
         if safe_point in {point.name for point in self._site.safe_points.list()}:
             self._site.safe_points.release(safe_point)
+
+
+def rewind_until(near_ms: int, rewind: Callable[[], Rewound]) -> Iterator[Rewound]:
+    """Copy changes again and again, until few are left or no ground is gained.
+
+    Others may write as fast as they are copied, and a prepared write holds back what can be.
+    """
+    futile, least_ms = 0, None
+    while futile < FUTILE_MAX:
+        rewound = rewind()
+        yield rewound
+        if rewound.behind_ms <= near_ms:
+            return
+        if least_ms is None or rewound.behind_ms < least_ms:
+            futile, least_ms = 0, rewound.behind_ms
+        else:
+            futile += 1 if rewound.replayed else FUTILE_MAX
 
 
 def require_last_write(row: NamespaceRow) -> None:

@@ -15,9 +15,9 @@ from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.records import rename_keys
 from floodmark.columns.packed import pack
 from floodmark.columns.pairs import Pairs
-from floodmark.host.catalog import KEPT_GENERATIONS, GenerationRow, NamespaceRow, rewind_until
+from floodmark.host.catalog import KEPT_GENERATIONS, GenerationRow, NamespaceRow
 from floodmark.host.ports import Host
-from floodmark.host.publishing import require_last_write
+from floodmark.host.publishing import require_last_write, rewind_until
 from floodmark.layers.ports import layer_of
 from floodmark.model.errors import (
     FloodmarkError,
