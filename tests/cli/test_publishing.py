@@ -57,6 +57,19 @@ def test_a_file_without_the_column_of_keys_is_refused(site: Path, tmp_path: Path
     assert "not there" in run("publish", tmp_path / "none.csv", site, "prices").errors
 
 
+@pytest.mark.parametrize("name", ["prices.parquet", "prices.csv", "prices.json"])
+def test_a_damaged_file_is_refused_and_changes_nothing(site: Path, tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    # The columns of the CSV are damaged behind what is read at first.
+    rows = "".join(f"key-{number},{number}\n" for number in range(200_000))
+    file.write_text(f"key,value\n{rows}1,2,3\n" if name.endswith("csv") else '{"key": ')
+    refused = run("publish", file, site, "prices")
+    assert refused.code == 64
+    assert f"{name} cannot be read as" in refused.errors
+    assert run("scan", site, "prices").lines == ["kiwi\t1"]
+    assert len(run("generation", "list", site, "prices", "--json").json_lines) == 1
+
+
 def test_changes_go_on_over_a_swap_from_any_position(site: Path, tmp_path: Path) -> None:
     file = tmp_path / "prices.csv"
     file.write_text("key,value\napple,2\npear,3\n")

@@ -214,6 +214,16 @@ def _read(path: Path, key: str) -> Iterator[tuple[Any, Any] | pyarrow.RecordBatc
         raise Usage(
             f"{path} is not there, or not a file of a known kind", f"name one of: {', '.join(_FORMATS)}"
         )
+    try:
+        yield from _rows(path, kind, key)
+    except pyarrow.ArrowException as error:
+        raise Usage(
+            f"{path} cannot be read as {kind}: {str(error).splitlines()[0]}",
+            "the namespace stays as it was; mend the file, and publish it again",
+        ) from error
+
+
+def _rows(path: Path, kind: str, key: str) -> Iterator[tuple[Any, Any] | pyarrow.RecordBatch]:
     data = pyarrow.dataset.dataset(path, format=kind)
     names = data.schema.names
     if key not in names or len(names) < 2:
