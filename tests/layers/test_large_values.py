@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.layers.conftest import CHUNK, Place, cut_at_every_write
 from tests.site.support import HookedEngine, open_memory
 
-from floodmark.layers import LargeValues, large_values
+from floodmark.layers import LargeValues, OrderedLog, large_values
 from floodmark.layers.ports import LAYER
 from floodmark.model.errors import (
     Corruption,
@@ -334,6 +334,19 @@ def test_a_layer_has_a_namespace_of_its_own(place: Place) -> None:
     site.create_namespace("sessions", ttl=timedelta(hours=1))
     with pytest.raises(WrongPolicy, match="merges or expires"):
         LargeValues(site, "sessions")
+
+
+def test_a_namespace_of_a_layer_is_given_no_time_to_live(place: Place) -> None:
+    site: Site = place.site
+    LargeValues(site, NAME).put(b"switch", content(3 * CHUNK))
+    OrderedLog(site, "audit").append(b"one")
+    for name in (NAME, "audit"):
+        with pytest.raises(WrongPolicy, match="must not expire"):
+            site.update_namespace(name, ttl=timedelta(hours=1))
+        site.update_namespace(name, ttl=None, retention=timedelta(hours=2))
+        assert site.namespace(name).settings.ttl is None
+    site.create_namespace("plain")
+    assert site.update_namespace("plain", ttl=timedelta(hours=1)).settings.ttl == timedelta(hours=1)
 
 
 def test_a_namespace_can_be_created_for_large_values(place: Place) -> None:

@@ -26,6 +26,7 @@ from floodmark.host.statistics import (
     SiteStatistics,
 )
 from floodmark.layers import LargeValues
+from floodmark.layers.ports import layer_of
 from floodmark.merge.policies import MergePolicy
 from floodmark.model.change import Change, Heartbeat, Resolved, Stamp
 from floodmark.model.errors import (
@@ -33,6 +34,7 @@ from floodmark.model.errors import (
     InvalidArgument,
     InvalidVersion,
     NamespaceExists,
+    WrongPolicy,
 )
 from floodmark.model.names import require_name
 from floodmark.model.stream import ChangeBatch, ChangesRequest, OnGeneration
@@ -248,11 +250,20 @@ class Site(AtomicCalls, PartitionCalls, TransactionCalls):
         ttl: timedelta | UnsetType | None = UNSET,
         retention: timedelta | UnsetType = UNSET,
     ) -> Namespace[Any]:
-        """Change the settings of a namespace; what is not named stays.  The merge policy is for life."""
+        """Change the settings of a namespace; what is not named stays.  The merge policy is for life.
+
+        WrongPolicy for a `ttl` where a layer keeps its rows, which belong together and must not expire.
+        """
         require_name(name, "namespace")
         NamespaceSettings(
             ttl=None if ttl is UNSET else ttl, retention=RETENTION if retention is UNSET else retention
         )
+        if isinstance(ttl, timedelta) and (layer := layer_of(self.namespace(name))) is not None:
+            raise WrongPolicy(
+                f"namespace {name!r} holds {layer.decode(errors='replace')}, whose rows must not expire; "
+                "leave its time to live out, and delete or trim by the calls of the layer",
+                namespace=name,
+            )
         update = NamespaceUpdate(ttl=ttl, retention=retention)
         row = self.host.namespaces.update_namespace(name, update)
         return open_namespace(row, self._host, durable=self._durable)
