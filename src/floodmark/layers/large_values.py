@@ -16,7 +16,8 @@ A site sweeps only the rows that it wrote itself: those of another site may have
 Rows of a site that sends no more changes, as in a backup that was restored elsewhere, it sweeps as well.
 All rows are in one namespace, so links, backups and exports take all or none.  A link applies a step by
 ranges of keys, or at several nodes, in any order: at another site, a record counts when all that its site had
-committed before is there, and until then the record before it does.
+committed before is there, and until then the record before it does, with its chunks as of that record: the
+step may remove them as well, when it brings what the source has written in more than an hour.
 """
 
 from collections import deque
@@ -40,7 +41,9 @@ from floodmark.model.errors import (
     InvalidKey,
     InvalidValue,
     KeyNotFound,
+    LinkStalled,
     TransactionEnded,
+    VersionCollected,
 )
 from floodmark.model.limits import KEY_BYTES_MAX, KIB
 from floodmark.model.ranges import after
@@ -71,6 +74,13 @@ class Stored(NamedTuple):
     pointer: bytes
     size: int
     chunk_bytes: int
+
+
+class Whole(NamedTuple):
+    """A record whose chunks are all there: now, or as of the version before a link replaced it."""
+
+    row: bytes
+    before: Version | None
 
 
 class LargeValues:
@@ -120,7 +130,8 @@ class LargeValues:
         """The value of a key as a binary file to read and seek in; KeyNotFound if there is none.
 
         The stream reads one version, and keeps it from garbage collection until it is closed.  Corruption if
-        a chunk is missing or is not what was written.
+        a chunk is missing or is not what was written; LinkStalled if a link brings a new value, has not
+        brought all of it, and the old one is gone.
         """
         name = _record_key(key)
 
@@ -128,12 +139,12 @@ class LargeValues:
             return transaction.get(self.stored, name), transaction.read_version
 
         def read(found: tuple[bytes | None, At]) -> BinaryIO:
-            row, version = self._whole(name, *found), found[1]
-            if row is None:
+            whole = self._whole(name, *found)
+            if whole is None:
                 raise KeyNotFound(
                     f"{self!r} has no key {key!r:.60}; get returns None for such a key", key=key
                 )
-            return self._open_row(key, row, version)
+            return self._open_row(key, whole, found[1])
 
         if at is not None:
             return read((self.stored.get(name, at=at), at))
@@ -150,7 +161,7 @@ class LargeValues:
         at: At | None = None,
     ) -> Iterator[tuple[bytes, int]]:
         """The keys in `[start, end)` with the sizes of their values in bytes, in order, as of one version."""
-        for _, key, row in self._rows(start, end, prefix, limit=limit, reverse=reverse, at=at):
+        for _, key, (row, _) in self._rows(start, end, prefix, limit=limit, reverse=reverse, at=at):
             yield key, len(row) - 1 if row[:1] == _INLINE else _stored(key, row).size
 
     def scan(
@@ -164,8 +175,8 @@ class LargeValues:
         at: At | None = None,
     ) -> Iterator[tuple[bytes, bytes]]:
         """The keys in `[start, end)` with their values, in order, as of one version; one value in memory."""
-        for version, key, row in self._rows(start, end, prefix, limit=limit, reverse=reverse, at=at):
-            with self._open_row(key, row, version) as stream:
+        for version, key, whole in self._rows(start, end, prefix, limit=limit, reverse=reverse, at=at):
+            with self._open_row(key, whole, version) as stream:
                 yield key, stream.read()
 
     def _rows(
@@ -177,7 +188,7 @@ class LargeValues:
         limit: int | None,
         reverse: bool,
         at: At | None,
-    ) -> Iterator[tuple[At, bytes, bytes]]:
+    ) -> Iterator[tuple[At, bytes, Whole]]:
         """Keys and their records, each with the version of the scan."""
         for bound in (start, end, prefix):
             if not isinstance(bound, bytes | None):
@@ -205,21 +216,29 @@ class LargeValues:
             first, last = (first, name) if reverse else (after(name), last)
             _, found = rows(version)
 
-    def _whole(self, name: bytes, row: bytes | None, at: At | None) -> bytes | None:
+    def _whole(self, name: bytes, row: bytes | None, at: At | None) -> Whole | None:
         """A record, or the one before it while a link has not brought all of its chunks."""
-        before = at
+        before: Version | None = None
         while row is not None and row[:1] != _INLINE:
-            found = self.stored.record(name, at=before)
-            if found is None or self._site.covers(self.name, found.stamp, at=at):
-                return None if found is None else found.value
-            before = found.version - 1
-            row = self.stored.get(name, at=before)
-        return row
+            try:
+                found = self.stored.record(name, at=at if before is None else before)
+                if found is None:
+                    return None
+                if self._site.covers(self.name, found.stamp, at=at):
+                    return Whole(found.value, before)
+                before = found.version - 1
+                row = self.stored.get(name, at=before)
+            except VersionCollected as error:
+                if before is None:
+                    raise
+                raise _not_brought(name[1:]) from error
+        return None if row is None else Whole(row, before)
 
-    def _open_row(self, key: bytes, row: bytes, version: At) -> BinaryIO:
+    def _open_row(self, key: bytes, whole: Whole, version: At) -> BinaryIO:
+        row, before = whole
         if row[:1] == _INLINE:
             return BytesIO(row[1:])
-        return cast(BinaryIO, _Chunks(self.stored, key, _stored(key, row), version))
+        return cast(BinaryIO, _Chunks(self.stored, key, _stored(key, row), version, before))
 
     # Writes
 
@@ -372,18 +391,22 @@ class _Chunks(BufferedIOBase):
     read of a whole chunk returns it without a copy.
     """
 
-    def __init__(self, records: LayerRecords, key: bytes, stored: Stored, version: At) -> None:
+    def __init__(
+        self, records: LayerRecords, key: bytes, stored: Stored, version: At, before: Version | None
+    ) -> None:
         super().__init__()
         self._key = key
         self._stored = stored
+        self._is_replaced = before is not None
+        at = version if before is None else before
         count = -(-stored.size // stored.chunk_bytes)
         end = _chunk_key(stored.pointer, count)
 
         def scan(index: int) -> Iterator[tuple[bytes, bytes]]:
-            return records.scan(_chunk_key(stored.pointer, index), end, at=version)
+            return records.scan(_chunk_key(stored.pointer, index), end, at=at)
 
         def first(index: int) -> tuple[bytes, bytes] | None:
-            return records.first(_chunk_key(stored.pointer, index), end, at=version)
+            return records.first(_chunk_key(stored.pointer, index), end, at=at)
 
         self._scan = scan
         self._position = 0
@@ -464,7 +487,13 @@ class _Chunks(BufferedIOBase):
             found, chunk = read() or (b"", b"")
         except Corruption as error:
             raise _damaged(self._key, f"chunk {index} cannot be read ({error})") from error
+        except VersionCollected as error:
+            if not self._is_replaced:
+                raise
+            raise _not_brought(self._key) from error
         is_there = found.startswith(_chunk_key(pointer, index))
+        if self._is_replaced and not is_there:
+            raise _not_brought(self._key)
         if not is_there or len(chunk) != min(chunk_bytes, size - index * chunk_bytes):
             raise _damaged(self._key, f"chunk {index} is missing or cut")
         if found != _chunk_key(pointer, index) + checksum(chunk):
@@ -517,5 +546,15 @@ def _stored(key: bytes, row: bytes) -> Stored:
 
 def _damaged(key: bytes, what: str) -> Corruption:
     return Corruption(
-        f"the large value {key!r:.60} is damaged: {what}. Put it again, or restore it from a backup", key=key
+        f"the large value {key!r:.60} is damaged: {what}. If a link is catching up, read it again "
+        "afterwards; else put it again, or restore it from a backup",
+        key=key,
+    )
+
+
+def _not_brought(key: bytes) -> LinkStalled:
+    return LinkStalled(
+        f"a link has brought a part of a new value of {key!r:.60}, and the one before it is gone: read it "
+        "again when the link has brought the rest; `floodmark status` shows what it waits for",
+        key=key,
     )
