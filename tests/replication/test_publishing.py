@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from random import Random
+from typing import Any
 
 import pytest
 from tests.replication.support_links import IDS, Mesh
@@ -273,6 +274,36 @@ def test_the_model_goes_back_and_waits_for_what_has_not_arrived() -> None:
         census += world.census
     assert census["rolled back"] > 1
     assert census["waits"] > 1
+
+
+def test_a_second_data_set_of_one_base_is_refused_wherever_sites_could_not_tell_them_apart() -> None:
+    """Also to a publisher that goes on after a swap; another publication with another base goes on."""
+    mesh = Mesh("oslo", "rome")
+    oslo, rome = mesh["oslo"].generations, mesh["rome"]
+    base = mesh.put("oslo", b"01", b"old")
+    mesh.exchange()
+    nightly: dict[str, Any] = {"base": base, "publisher": "nightly"}
+    oslo.publish("users", {b"01": b"first"}, **nightly, others=[rome])
+    calls: list[tuple[Callable[..., object], dict[str, Any]]] = [
+        (oslo.publish, {"without": ["rome"]}),
+        (oslo.publish, {"others": [rome]}),
+        (rome.generations.publish, {"others": [mesh["oslo"]]}),
+    ]
+    for publish, rest in calls:
+        with pytest.raises(PublicationConflict, match=r"has the base .* publish data of a later moment"):
+            publish("users", {b"02": b"second"}, **nightly, **rest)
+    oslo.publish("users", {b"02": b"second"}, base=base + 1, publisher="nightly", without=["rome"])
+    mesh.exchange()
+    bring_data_sets(mesh["oslo"].host, rome.host, mesh.plan("oslo", "rome"))
+    assert [dict(site.namespace("users").scan()) for site in mesh.sites.values()] == [{b"02": b"second"}] * 2
+
+
+def test_a_site_by_itself_publishes_data_sets_of_one_base() -> None:
+    site = Mesh("oslo", topology=False)["oslo"]
+    base = site.namespace("users").put(b"01", b"old")
+    for rows in ({b"01": b"first"}, {b"02": b"second"}):
+        site.generations.publish("users", rows, base=base)
+        assert dict(site.namespace("users").scan()) == rows
 
 
 # Canaries

@@ -101,9 +101,9 @@ class GenerationPort(Protocol):
         """Begin to publish data of a version, or of now if it is 0; the same publisher goes on.
 
         For a namespace that is shared, `origin` is the site whose stamps the rows get at all sites.  Raises
-        PublicationConflict if another publisher is at work, and VersionCollected if changes made since the
-        base are gone from the change log.  That does no harm to rows that are `brought` from a site that had
-        them all.
+        PublicationConflict if another publisher is at work, or the present data set has the same base and
+        sites share it, and VersionCollected if changes made since the base are gone from the change log.
+        Both do no harm to rows that are `brought` from a site that had them all.
         """
 
     @Action(Role.REPLICATE, Scope.NAMESPACE, repeatable=True, lengthy=True)

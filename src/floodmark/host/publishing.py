@@ -117,6 +117,7 @@ class LocalGenerations(LocalPort):
     ) -> GenerationRow:
         with self._lock:
             row = self._require_publishable(namespace, everywhere=origin is not None)
+            is_first_of_its_stamp = origin is not None and not brought
             origin, left = origin or self._node.site_id, row.loading
             if left is not None and left.publisher != publisher:
                 raise PublicationConflict(
@@ -138,6 +139,8 @@ class LocalGenerations(LocalPort):
                 base = left.base
             if base:
                 self._node.observe(base)
+                if is_first_of_its_stamp:
+                    _require_another_base(row, base)
                 self._require_later(row, base, 0 if brought else self._node.retention.trimmed_version())
             base = base or self._site.nodes.fresh_version()
             self._hold(row, max(base, self._node.retention.collected_version(row.id)) if brought else base)
@@ -517,6 +520,20 @@ def require_last_write(row: NamespaceRow) -> None:
             f"namespace {row.name!r} merges by {row.merge!r}; a data set can be published into one that "
             "merges by 'last_write'",
             namespace=row.name,
+        )
+
+
+def _require_another_base(row: NamespaceRow, base: Version) -> None:
+    """Refuse the base of the present data set: sites and links tell data sets apart by their stamps."""
+    present = row.present
+    if base == present.base:
+        raise PublicationConflict(
+            f"generation {present.number} of {row.name!r}, published by {present.publisher!r}, has the base "
+            f"{base} ({moment_of(base).isoformat()}) as well, so a site that is away would not see that this "
+            "is another data set; publish data of a later moment, or leave the base out. A site that lacks "
+            f"generation {present.number} gets it by its links",
+            namespace=row.name,
+            base=base,
         )
 
 

@@ -50,7 +50,7 @@
         │   └── NotAuthenticated
         ├── VersionCollected
         │   └── GenerationSwapped    a data set was published: go on from a snapshot
-        ├── PublicationConflict      another data set is being published, or this publication has ended
+        ├── PublicationConflict      another data set is in the way, or this publication has ended
         ├── ClockSkew
         ├── Fenced                   a link from a site that was removed, or restored since
         ├── Corruption
@@ -291,7 +291,7 @@ class GenerationSwapped(VersionCollected):
 
 
 class PublicationConflict(Terminal):
-    """Another data set is being published into the namespace, or this publication has ended."""
+    """Another data set is being published into the namespace, or has this base; or this publication ended."""
 
 
 class ClockSkew(Terminal):
