@@ -168,6 +168,30 @@ def test_deletion_is_remembered_as_long_as_an_epoch_before_it(
 # Faults
 
 
+def test_a_data_set_or_a_rollback_is_remembered_by_an_epoch_before_it(
+    site: Site, users: Namespace, time: SimulatedTime
+) -> None:
+    """An epoch that is written again must not bring back keys that a data set lacks."""
+    before, version = site.now(), open_epoch(site, 0)
+    rows = {encode_namespace(users.id) + key: encode_value(b"outside") for key in (b"a", b"b")}
+    assert site.host.router.put_unchanged(dict([*rows.items()][:1]), version, durable=True) == 1
+    site.generations.publish("users", {b"c": b"1"}, base=before)
+    # The data is older than the epoch, whose second key was not written yet.
+    assert site.host.router.put_unchanged(rows, version, durable=True) == 1
+    for publish in (
+        lambda: site.generations.publish("users", {b"d": b"1"}),
+        lambda: site.generations.publish("users", {b"e": b"1"}),
+        lambda: site.generations.rollback("users"),
+    ):
+        time.advance(1_000)
+        publish()
+        expected = dict(users.scan())
+        assert site.host.router.put_unchanged(rows, version, durable=True) == 0
+        assert dict(users.scan()) == expected
+    assert expected == {b"d": b"1"}
+    assert site.host.router.put_unchanged(rows, open_epoch(site, 1), durable=True) == 2
+
+
 def prepared() -> FaultyEngine:
     """An engine with a namespace and a stream that was used."""
     engine = FaultyEngine(FAMILIES)

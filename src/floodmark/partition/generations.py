@@ -102,6 +102,7 @@ class _Places:
         self.present = {namespace: generations[-1].physical for namespace, generations in shown.items()}
         self.swapped = {namespace: generations[-1].version for namespace, generations in shown.items()}
         self.stamps = {each: found[-1].stamp for each, found in shown.items() if found[-1].stamp}
+        self.bases = {namespace: generations[-1].base for namespace, generations in shown.items()}
         # A version at or above which there is no other generation.
         self.newest = max(self.swapped.values(), default=0)
         # The encoded version from which a write goes to one generation alone.
@@ -354,6 +355,15 @@ def published_stamps(engine: Engine, keys: Sequence[bytes]) -> list[bytes] | Non
     """
     stamps = engine.places.stamps if isinstance(engine, GenerationsEngine) else None
     return [stamps.get(key[:NAMESPACE_BYTES], NO_STAMP) for key in keys] if stamps else None
+
+
+def published_bases(engine: Engine, keys: Sequence[bytes]) -> list[Version]:
+    """The versions of the data with which the namespaces of some keys were published; 0 of none.
+
+    A data set, or a rollback, is a change of every key at its base, also of one that it lacks.
+    """
+    bases = engine.places.bases if isinstance(engine, GenerationsEngine) else {}
+    return [bases.get(key[:NAMESPACE_BYTES], 0) for key in keys]
 
 
 def below(engine: Engine) -> Engine:

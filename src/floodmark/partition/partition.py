@@ -57,7 +57,7 @@ from floodmark.partition.conditional import ConditionalCommits
 from floodmark.partition.deciding import Decided, Serving, commit_decided, commit_parts
 from floodmark.partition.families import DATA
 from floodmark.partition.floors import Announced
-from floodmark.partition.generations import as_of, published_stamps, swapped_at
+from floodmark.partition.generations import as_of, published_bases, published_stamps, swapped_at
 from floodmark.partition.heat import Heat
 from floodmark.partition.preparing import PreparingPartition
 from floodmark.partition.read.records import (
@@ -419,7 +419,7 @@ class LocalPartition(PreparingPartition):
         return 0 if commit.writes is None else len(commit.writes.keys)
 
     def putting_unchanged(self, keys: Sequence[bytes], values: Sequence[bytes], since: Version) -> Decide:
-        """A commit of the keys whose newest stamp is not above `since`, checked."""
+        """A commit of the keys that were neither written nor published above `since`, checked."""
         writes = self._enter(keys, values, WriteKind.WRITE)
         self._committer.observe(since)
         # The highest stamp of that version, of whichever site.
@@ -430,7 +430,9 @@ class LocalPartition(PreparingPartition):
             if stated:
                 return _merged(self, writes, write_unchanged_at(mint(), self._site_id, since))
             newest = newest_stamps(self._engine, writes.prefixes, self._site_id)
-            return writes.only([stamp <= unchanged for stamp in newest])
+            bases = published_bases(self._engine, writes.keys)
+            pairs = zip(newest, bases, strict=True)
+            return writes.only([stamp <= unchanged and base <= since for stamp, base in pairs])
 
         return decide
 
