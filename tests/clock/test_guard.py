@@ -128,6 +128,16 @@ def test_expiry_is_judged_by_real_time_after_a_set_back() -> None:
     assert wall.ms <= clock.physical_ms() <= wall.ms + 500
 
 
+def test_the_time_of_the_next_version_never_goes_back() -> None:
+    wall = FakeTime()
+    clock = HybridClock(wall)
+    wall.ms += 1
+    assert clock.version_ms() == wall.ms
+    version = clock.now()
+    wall.ms -= HOUR_MS
+    assert clock.version_ms() == physical_ms(version) == physical_ms(clock.now())
+
+
 def test_expiry_is_judged_at_the_last_version_if_that_is_a_little_ahead() -> None:
     wall = FakeTime()
     clock = HybridClock(wall)

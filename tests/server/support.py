@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from pyarrow import flight
 from tests.site.support import HookedEngine
+from tests.site.support import open_memory as open_simulated
 from tests.waiting import HANG_SECONDS
 
 from floodmark.codec.ordered import encode_namespace
@@ -24,6 +25,7 @@ from floodmark.server.resp.calls import CallCommand
 from floodmark.server.stalled import cut_connections
 from floodmark.site import Namespace, Site, open_engine
 from floodmark.site.connecting import connect
+from floodmark.testing.clock import SimulatedTime
 from floodmark.wire import Connection, Connections, Nodes
 from floodmark.wire.messages import TOKEN_HEADER, TOKEN_SCHEME, WIRE_HEADER, WIRE_VERSION
 
@@ -38,9 +40,11 @@ def open_memory(name: str = "oslo") -> Site:
 
 
 @contextmanager
-def serving(options: ServerOptions | None = None) -> Iterator[tuple[Site, Server]]:
+def serving(
+    options: ServerOptions | None = None, *, time: SimulatedTime | None = None
+) -> Iterator[tuple[Site, Server]]:
     """A site in memory and its server, on any free port."""
-    site = open_memory()
+    site = open_memory() if time is None else open_simulated(HookedEngine(), time)
     with serve(site, LOOPBACK, options) as server:
         yield site, server
 

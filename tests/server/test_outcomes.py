@@ -32,6 +32,7 @@ from floodmark.partition.node import forget_commits
 from floodmark.routing.batches import FORGET_MS
 from floodmark.server import ServerOptions
 from floodmark.site import Namespace, Site, Transaction
+from floodmark.testing.clock import SimulatedTime
 from floodmark.wire import RemotePartition
 
 MOMENT, SECOND = timedelta(milliseconds=1), timedelta(seconds=1)
@@ -221,6 +222,54 @@ def test_an_old_outcome_is_unknown_and_not_taken_for_an_abort(client: Site, user
     assert client.transaction_outcome(name) == UNKNOWN
 
 
+def test_transactions_go_on_when_the_clock_of_the_server_was_set_back(wire: Wire) -> None:
+    time = SimulatedTime()
+    with serving(time=time) as (site, server), connected(server) as before:
+        site.create_namespace("users").put(b"zoe", b"0")
+        time.advance(-10 * BATCH_AGE_MS_MAX)
+        with connected(server) as client:
+            for each in (before, client):
+                begin(each).commit()
+                each.namespace("users").delete(b"ada")
+            wire.writes = [wire.lose_answer]
+            transaction = begin(client, reads=False)
+            transaction.commit()
+            assert versions(client)[-1] == transaction.version
+
+
+def test_a_commit_that_was_forgotten_does_not_happen_again_when_the_clock_is_set_back(wire: Wire) -> None:
+    time = SimulatedTime()
+    with serving(time=time) as (site, server), connected(server) as client:
+        site.create_namespace("users")
+        wire.writes = [wire.be_late]
+        wire.is_silent = True
+        with pytest.raises(CommitUnknown):
+            begin(client, timeout=MOMENT).commit()
+        late = wire.late[0]
+        assert late() == late()
+        # The client's clock goes on.
+        time.advance(FORGET_MS + 30_000)
+        forget_commits(node_of(site), FORGET_MS)
+        assert stored_outcomes(node_of(site)) == 0
+        time.advance(-FORGET_MS)
+        with pytest.raises(TransactionEnded, match="took too long"):
+            late()
+
+
+def test_outcomes_are_forgotten_while_the_clock_is_behind_the_versions() -> None:
+    time = SimulatedTime()
+    with serving(time=time) as (site, server):
+        users = site.create_namespace("users")
+        users.put(b"ada", b"0")
+        with connected(server) as client, client.transaction() as transaction:
+            transaction.put(client.namespace("users"), b"ada", b"1")
+        time.advance(FORGET_MS + 30_000)
+        users.put(b"ada", b"2")
+        time.advance(-FORGET_MS)
+        forget_commits(node_of(site), FORGET_MS)
+        assert stored_outcomes(node_of(site)) == 0
+
+
 def test_only_commits_of_clients_store_their_outcomes_and_the_tick_forgets_them() -> None:
     with serving() as (site, server):
         users, node = site.create_namespace("users"), node_of(site)
@@ -299,6 +348,17 @@ def test_a_node_that_takes_over_knows_the_outcome(cluster: NodeCluster, wire: Wi
         cluster.take_over()
         assert client.transaction_outcome(name).state == ("committed" if lost == "answer" else "aborted")
         assert users.get(b"zoe") == (b"1" if lost == "answer" else None)
+
+
+def test_a_node_commits_transactions_when_all_clocks_were_set_back(cluster: NodeCluster) -> None:
+    with cluster.connect(2) as client:
+        client.namespace("users").put(b"max", b"0")
+    cluster.offsets = dict.fromkeys(cluster.offsets, -10 * BATCH_AGE_MS_MAX)
+    with cluster.connect(2) as client:
+        for site in (cluster.sites[1], client):
+            with site.transaction() as transaction:
+                transaction.put(site.namespace("users"), b"max", b"1")
+            assert transaction.version > 0
 
 
 def test_outcomes_of_commits_are_forgotten(cluster: NodeCluster) -> None:

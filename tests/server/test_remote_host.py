@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.server.support import qualify, restartable, stored
+from tests.server.support import qualify, restartable, serving, stored
 from tests.site.support import node_of
 from tests.waiting import HANG_SECONDS, wait_until
 
@@ -59,6 +59,22 @@ def test_the_clock_of_the_server_is_never_told_too_early(connection: Connection)
     assert clock.physical_ms() <= answered + 800
     time.advance(1_000)
     assert clock.physical_ms() >= answered + 1_400
+
+
+def test_the_time_of_the_next_version_is_the_servers_after_its_clock_was_set_back() -> None:
+    time, here = SimulatedTime(), SimulatedTime(0)
+    with serving(time=time) as (_, server), closing(Connection(server.url)) as connection:
+        slow: Any = SlowConnection(connection, here, delay_ms=0)
+        clock = ServerClock(slow, here)
+        began = clock.hello().physical_ms
+        assert clock.version_ms() == began
+        time.advance(-3_600_000)
+        assert clock.hello().physical_ms <= began - 3_600_000 + 500
+        here.advance(30_000)
+        assert clock.version_ms() == began
+        time.advance(3_600_000 + 10_000)
+        clock.hello()
+        assert clock.version_ms() == began + 10_000
 
 
 def test_what_holds_the_resolved_version_back_is_named_to_a_client(

@@ -26,7 +26,7 @@ LISTEN = "127.0.0.1:0"
 def simulated_clock(time: SimulatedTime) -> Iterator[None]:
     """Let clients that connect in the block measure time by a simulated clock, as the served site does."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(connecting, "RemoteHost", partial(RemoteHost, monotonic=time))
+        patch.setattr(connecting, "RemoteHost", partial(RemoteHost, elapsed_source=time))
         yield
 
 

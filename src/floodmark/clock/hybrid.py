@@ -139,6 +139,10 @@ class HybridClock:
         """How far the clock runs ahead of physical time, as after a jump back; 0 in ordinary times."""
         return max(0, physical_ms(self.latest) - self._real_ms())
 
+    def version_ms(self) -> int:
+        """The time of the next version: real time, or that of the last version as long as it is ahead."""
+        return max(self._real_ms(), physical_ms(self.latest))
+
     def _real_ms(self) -> int:
         """Real time; that of the last version while the machine's clock is not believed: reads go on."""
         try:

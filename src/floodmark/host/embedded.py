@@ -193,6 +193,9 @@ class EmbeddedHost(SiteParts, Host):
     def physical_ms(self) -> int:
         return self.node.clock.physical_ms()
 
+    def version_ms(self) -> int:
+        return self.node.clock.version_ms()
+
     def reading(self, version: Version, namespace: int) -> AbstractContextManager[object]:
         return self.safe_points.reading(version, namespace)
 

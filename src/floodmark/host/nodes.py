@@ -12,7 +12,7 @@ The module loads Flight, by which nodes call each other.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from threading import Event, Lock, Thread
@@ -45,7 +45,7 @@ from floodmark.model.errors import (
 from floodmark.model.partition import Owners, PartitionMaps, StreamCommand, WriteStream
 from floodmark.model.stream import ChangeBatch, ChangesRequest
 from floodmark.model.version import Version, physical_ms
-from floodmark.partition.fencing import highest_ceiling, load_keeper
+from floodmark.partition.fencing import Keeper, highest_ceiling, load_keeper
 from floodmark.partition.membership import BEAT_MS, SharedNode, claim, drained_nodes
 from floodmark.routing import BatchWriter, CallPool, Router
 from floodmark.wire import RemoteCalls, port_methods
@@ -144,7 +144,7 @@ class NodeHost(Host):
         self._calls = CallPool(CALLS_MAX)
 
         def mint() -> str:
-            return mint_batch(self.physical_ms())
+            return mint_batch(self.version_ms())
 
         self.router = Router(
             maps,
@@ -286,18 +286,7 @@ class NodeHost(Host):
 
     def require_here(self, action: Action) -> None:
         if not action.anywhere and not self._host.keeps:
-            raise self._not_keeper()
-
-    def _not_keeper(self) -> NotKeeper:
-        keeper = self._keeper
-        number = None if keeper is None or keeper.node == self.shared.number else keeper.node
-        url = "" if number is None else self._peers.urls.get(number, "")
-        where = "no node does yet; try again" if number is None else f"node {number} does, at {url}"
-        return NotKeeper(
-            f"node {self.shared.number} does not keep the site: {where}. Nothing was done",
-            node=number,
-            url=url,
-        )
+            raise _not_keeper(self.shared.number, self._keeper, self._peers.urls)
 
     def call(self, port: str, method: Method[Any], *args: object, **kwargs: object) -> Any:
         """Answer a call of a port of this process, or let the keeper answer it."""
@@ -312,7 +301,7 @@ class NodeHost(Host):
                     return answer
                 keeper = self._keeper
                 if keeper is None or keeper.node == self.shared.number:
-                    raise self._not_keeper()
+                    raise _not_keeper(self.shared.number, self._keeper, self._peers.urls)
                 return self._peers.at(keeper.node).call(method, *args, **kwargs)
             except (NotKeeper, Unreachable) as error:
                 _pause(self._stopping, backoff, error)
@@ -370,6 +359,9 @@ class NodeHost(Host):
     def physical_ms(self) -> int:
         return self._host.physical_ms()
 
+    def version_ms(self) -> int:
+        return self._host.version_ms()
+
     def reading(self, version: Version, namespace: int) -> AbstractContextManager[object]:
         return self._host.reading(version, namespace)
 
@@ -419,6 +411,18 @@ def rebalance(host: NodeHost) -> None:
     administration = host.current.node_port
     if host.current.keeps and isinstance(administration, NodeAdministration):
         administration.rebalance_if_quiet()
+
+
+def _not_keeper(node: int, keeper: Keeper | None, urls: Mapping[int, str]) -> NotKeeper:
+    """The refusal of a node that does not keep the site; it names the node that does."""
+    number = None if keeper is None or keeper.node == node else keeper.node
+    url = "" if number is None else urls.get(number, "")
+    where = "no node does yet; try again" if number is None else f"node {number} does, at {url}"
+    return NotKeeper(
+        f"node {node} does not keep the site: {where}. Nothing was done",
+        node=number,
+        url=url,
+    )
 
 
 def _answer(host: EmbeddedHost, port: str, method: Method[Any], *args: object, **kwargs: object) -> Any:

@@ -586,6 +586,10 @@ class Host(ABC):
     def physical_ms(self) -> int:
         """The site's time in unix milliseconds, at which a time to live begins."""
 
+    @abstractmethod
+    def version_ms(self) -> int:
+        """The time of the site's next version, from which ids of commits are made.  It never goes back."""
+
     def owners(self) -> Owners:
         """The nodes that serve the site; empty if one process does."""
         return Owners()

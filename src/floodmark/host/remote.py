@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from threading import Condition, Lock, Thread
 from typing import Final
 
-from floodmark.clock import TimeSource, monotonic_ms
+from floodmark.clock import TimeSource, elapsed_ms
 from floodmark.host.catalog import NamespaceRow, NamespaceSettings
 from floodmark.host.directory import Identity
 from floodmark.host.ports import PORTS, Host, NamespacePort, NamespaceUpdate
@@ -41,9 +41,9 @@ LOOKS_PER_RENEWAL: Final = 4
 class RemoteHost(Host):
     """A host behind one server or several nodes: its ports are remote calls."""
 
-    def __init__(self, nodes: Nodes, *, monotonic: TimeSource = monotonic_ms) -> None:
+    def __init__(self, nodes: Nodes, *, elapsed_source: TimeSource = elapsed_ms) -> None:
         self._nodes = nodes
-        self._clock = ServerClock(nodes, monotonic)
+        self._clock = ServerClock(nodes, elapsed_source)
         hello = self._clock.hello()
         self.identity = Identity(site=hello.site, site_id=hello.site_id, format=hello.format)
         for port in PORTS:
@@ -51,11 +51,14 @@ class RemoteHost(Host):
             setattr(self, port.attribute, RemoteCalls(nodes.call, methods))
         self.namespaces = RemoteNamespaces(self.namespaces)
         maps = RemotePartitionMaps(nodes)
-        self.router = Router(maps, moves=maps.moves, mint=lambda: mint_batch(self.physical_ms()))
+        self.router = Router(maps, moves=maps.moves, mint=lambda: mint_batch(self.version_ms()))
         self._holds = ReaderHolds(nodes)
 
     def physical_ms(self) -> int:
         return self._clock.physical_ms()
+
+    def version_ms(self) -> int:
+        return self._clock.version_ms()
 
     def reading(self, version: Version, namespace: int) -> AbstractContextManager[object]:
         # A stream holds its version by itself, but between the streams of several partitions nothing does.
@@ -128,12 +131,13 @@ class RemoteNamespaces:
 
 
 class ServerClock:
-    """A server's time by this machine's monotonic clock, never behind it: no time to live is cut short."""
+    """A server's time, by what elapses on this machine.  Never behind it: no time to live is cut short."""
 
-    def __init__(self, nodes: Nodes, monotonic: TimeSource) -> None:
+    def __init__(self, nodes: Nodes, elapsed_source: TimeSource) -> None:
         self._nodes = nodes
-        self._monotonic = monotonic
+        self._elapsed_source = elapsed_source
         self._offset_ms = 0
+        self._version_ms = 0
         self._asked_at_ms = 0
         self._lock = Lock()
 
@@ -141,20 +145,26 @@ class ServerClock:
         """Ask a server for its identity and time."""
 
         def ask(connection: Connection) -> tuple[int, Hello]:
-            return self._monotonic(), connection.hello()
+            return self._elapsed_source(), connection.hello()
 
         with self._lock:
             asked_at_ms, hello = self._nodes.run(ask)
             self._offset_ms = hello.physical_ms - asked_at_ms
+            self._version_ms = hello.version_ms
             self._asked_at_ms = asked_at_ms
             return hello
 
     def physical_ms(self) -> int:
         """The site's time in unix milliseconds."""
-        now_ms = self._monotonic()
+        now_ms = self._elapsed_source()
         if now_ms - self._asked_at_ms > CLOCK_MS_MAX:
             self.hello()
-        return self._monotonic() + self._offset_ms
+        return self._elapsed_source() + self._offset_ms
+
+    def version_ms(self) -> int:
+        """The time of the site's next version: after a jump back that stands still until time catches up."""
+        now_ms = self.physical_ms()
+        return max(now_ms, self._version_ms)
 
 
 class ReaderHold:

@@ -22,7 +22,7 @@ from floodmark.model.errors import (
 from floodmark.model.limits import COMMIT_BYTES_MAX, PAGE_BYTES_MAX
 from floodmark.model.partition import BatchSettler, CommitLimits, Decision, PartitionMap, Settler
 from floodmark.model.ranges import KeyRange
-from floodmark.model.version import COUNTER_BITS, VERSION_MAX, Version
+from floodmark.model.version import COUNTER_BITS, VERSION_MAX, Version, physical_ms
 from floodmark.partition.beating import NODE, Heartbeats
 from floodmark.partition.commit.commit import BYTES_PER_BYTE, ROWS_PER_CHANGE, RoundStep
 from floodmark.partition.commit.entering import Entrance
@@ -399,14 +399,14 @@ def resolved_versions(node: Node) -> dict[int, Version]:
 def ended_batches(node: Node, age_ms: int) -> Iterator[tuple[str, bytes, BatchOutcome]]:
     """Id, key and outcome of the atomic batches that have ended at a node, and whose ids are older."""
     serves = node.committer.prepared.serves
-    for batch, key, outcome in read_outcomes(node.engine, node.clock.physical_ms() - age_ms):
+    for batch, key, outcome in read_outcomes(node.engine, physical_ms(node.committer.now()) - age_ms):
         if outcome.decision is not Decision.UNDECIDED and serves(key):
             yield batch, key, outcome
 
 
 def forget_commits(node: Node, age_ms: int) -> None:
     """Remove the outcomes of commits whose ids are older, at once: no batch spans nodes in this site."""
-    end = BATCHES + batches_from(node.clock.physical_ms() - age_ms).encode()
+    end = BATCHES + batches_from(physical_ms(node.committer.now()) - age_ms).encode()
     if node.engine.scan(META, BATCHES, end, rows_max=1, bytes_max=PAGE_BYTES_MAX):
         node.storage.remove_range(META, BATCHES, end)
 

@@ -178,6 +178,7 @@ class DataPlane:
             identity.format,
             self._host.physical_ms(),
             resp_port=self.resp_port,
+            version_ms=self._host.version_ms(),
         )
 
     def _map(self, caller: Caller, request: object) -> MapReply:

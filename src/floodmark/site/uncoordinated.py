@@ -127,5 +127,5 @@ def _ask(host: Host, transaction: str) -> TransactionOutcome:
             transaction=transaction,
         )
     # An outcome is kept for twice that time, so that clocks may differ.
-    is_old = batch_age_ms(batch, host.physical_ms()) > BATCH_AGE_MS_MAX
+    is_old = batch_age_ms(batch, host.version_ms()) > BATCH_AGE_MS_MAX
     return UNKNOWN if is_old else ABORTED

@@ -138,7 +138,8 @@ _encoder: Final = msgspec.msgpack.Encoder(enc_hook=list)
 class Hello(msgspec.Struct, frozen=True):
     """The identity and time of a server, the versions of the wire that it speaks, and its port for RESP.
 
-    The port is 0 without RESP.
+    `version_ms` is the time of its next version, 0 if the server does not tell it.  Without RESP the port is
+    0.
     """
 
     site: str
@@ -148,6 +149,7 @@ class Hello(msgspec.Struct, frozen=True):
     wire_version: int = WIRE_VERSION
     wire_version_min: int = WIRE_VERSION_MIN
     resp_port: int = 0
+    version_ms: int = 0
 
 
 class PartitionEntry(msgspec.Struct, frozen=True, array_like=True):
