@@ -4,10 +4,13 @@ import pytest
 from tests.replication.support_links import embedded
 from tests.replication.support_return import IDS, World
 
+from floodmark.codec.ordered import encode_namespace
 from floodmark.codec.states import CounterState, FieldsState, decode_state
 from floodmark.engine import MemoryEngine
+from floodmark.model.batch import mint_batch
 from floodmark.model.errors import LimitExceeded, VersionCollected
 from floodmark.model.limits import FIELDS_MAX
+from floodmark.model.partition import Decision, Fate
 from floodmark.partition import FAMILIES
 from floodmark.site import Site, open_engine
 from floodmark.testing.clock import SimulatedTime
@@ -83,6 +86,32 @@ def test_what_was_forgotten_counts_as_collected(world: World) -> None:
     collect(world, "oslo")
     assert horizon(world["oslo"], "profiles") == deleted.fields[0].stamp.version
     assert horizon(world["rome"], "profiles") == 0
+
+
+def test_the_deletion_of_a_field_stays_while_an_older_copy_is_prepared() -> None:
+    world = World("oslo", "rome")
+    profiles = world["oslo"].namespace("profiles")
+    profiles.put(b"ada", {"city": "Oslo", "name": "Ada"})
+    world.link_all()
+    older = world.records("rome", "profiles")[b"ada"]
+    profiles.delete_field(b"ada", "city")
+    world.time.advance(DAYS_MS)
+    for _ in range(3):
+        world.link_all()
+    node = embedded(world["rome"]).node
+    node.settle_by(lambda _: Fate(Decision.UNDECIDED), lambda *_: Fate(Decision.UNDECIDED))
+    key, batch = encode_namespace(world["rome"].namespace("profiles").id) + b"ada", mint_batch(world.time())
+    partition = node.map.route(key)
+    version = partition.prepare(batch, [key], [older], [key], [key])
+    collect(world)
+    assert names_in(world, "oslo") == ["name"]
+    partition.commit_prepared(batch, version)
+    assert names_in(world, "rome") == ["city", "name"]
+    world.link_all()
+    collect(world)
+    for site in world.sites.values():
+        assert site.namespace("profiles").get(b"ada") == b'{"name":"Ada"}'
+    assert names_in(world, "rome") == ["name"]
 
 
 def test_a_backup_that_still_has_the_field_does_not_bring_it_back() -> None:

@@ -2,7 +2,8 @@
 
 A record of fields keeps a stamp of each deleted field, and would grow without end if fields come and go.  A
 pass over a namespace rewrites the newest version of every key in place, without the stamps that hide nothing
-any more (`merge/parts.py`).  The value stays the same, so no snapshot and no change is affected.
+any more (`merge/parts.py`).  The value stays the same, so no snapshot and no change is affected.  A key with
+a prepared write keeps them: a copy that is prepared may be older, as in `retention/collect.py`.
 
 Only versions that are resolved for the whole site are rewritten: a recovery may find that another was never
 written, and a partition's owner writes only above them.  The same write raises the collected horizon.
@@ -20,6 +21,7 @@ from floodmark.model.ranges import prefix_end
 from floodmark.model.version import Version, physical_ms
 from floodmark.partition.families import DATA
 from floodmark.partition.node import Node
+from floodmark.partition.prepared.writes import prepared_prefixes
 from floodmark.partition.read.records import behind_versions, require_sound
 
 
@@ -37,12 +39,14 @@ def prune_namespace(
     """
     collected = node.retention.collected_version(namespace)
     forgotten, pruned = min(settled, collected), 0
+    # Read after the caller has found what is settled.
+    prepared = prepared_prefixes(node.engine, encode_namespace(namespace))
     for page in _newest_states(node.engine, namespace):
         resolved = node.resolved_version()
         found = {
             engine_key: _prune(engine_key, stored, forgotten, physical_ms(collected))
             for engine_key, stored in page
-            if decode_version(engine_key) <= resolved
+            if decode_version(engine_key) <= resolved and engine_key[:-VERSION_BYTES] not in prepared
         }
         less = {engine_key: record for engine_key, record in found.items() if record is not None}
         if less:

@@ -42,7 +42,7 @@ from operator import attrgetter
 from threading import Event
 from typing import Final, TypeVar
 
-from floodmark.codec.ordered import VERSION_BYTES
+from floodmark.codec.ordered import VERSION_BYTES, encode_prefix
 from floodmark.engine import Engine, WriteRow
 from floodmark.model.batch import is_batch
 from floodmark.model.errors import Corruption, InvalidArgument, InvalidKey, Retryable
@@ -409,6 +409,11 @@ def read_prepared(engine: Engine) -> Iterator[tuple[str, bytes, Version, int]]:
         for row_key, stored in page:
             yield _decode_row(row_key, stored)
         start = after(page[-1][0])
+
+
+def prepared_prefixes(engine: Engine, namespace: bytes) -> set[bytes]:
+    """What the engine keys of a namespace's keys with prepared writes begin with."""
+    return {encode_prefix(key) for _, key, _, _ in read_prepared(engine) if key.startswith(namespace)}
 
 
 def _decode_row(row_key: bytes, stored: bytes) -> tuple[str, bytes, Version, int]:

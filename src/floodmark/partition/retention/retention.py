@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from floodmark.codec.changelog import encode_log_range
-from floodmark.codec.ordered import RAW, encode_namespace, encode_prefix
+from floodmark.codec.ordered import RAW, encode_namespace
 from floodmark.engine import Engine, Guard, WriteRow
 from floodmark.model.ranges import prefix_end
 from floodmark.model.version import VERSION_MAX, Version
@@ -12,7 +12,7 @@ from floodmark.partition.commit.storage import Storage
 from floodmark.partition.families import COLLECTED, DATA, HORIZON, LOADED, LOG, LOG_TRIMMED, META
 from floodmark.partition.generations import below
 from floodmark.partition.layout import load_version, read_metadata, store_version
-from floodmark.partition.prepared.writes import read_prepared
+from floodmark.partition.prepared.writes import prepared_prefixes
 from floodmark.partition.retention.collect import Collected, Collector
 
 # Without other sites, a tombstone can go as soon as no reader can see behind it.
@@ -123,9 +123,7 @@ class Retention:
             pause=pause,
             guards=guards,
             # Read after the caller has found what is settled.
-            prepared={
-                encode_prefix(key) for _, key, _, _ in read_prepared(self._engine) if key.startswith(encoded)
-            },
+            prepared=prepared_prefixes(self._engine, encoded),
         )
         return collector.run(*_namespace_bounds(encoded))
 
