@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.layers.conftest import Place
+from tests.replication.support_links import Mesh
 from tests.site.support import HookedEngine, open_memory
 
 from floodmark import Codec
 from floodmark.layers import LargeValues, ObjectHistory, StateChange, StateSpan
+from floodmark.layers.object_history import _STILL, _micros, _prefix, _Row
 from floodmark.model.errors import InvalidArgument, InvalidKey, InvalidRange, InvalidValue, WrongPolicy
 from floodmark.testing.clock import SimulatedTime
 
@@ -78,6 +80,61 @@ def test_histories_are_those_of_a_plain_model(
             held = {name: model.states[number] for name, model in models.items()}
             expected = [(name, state) for name, state in held.items() if state is not None]
             assert list(objects.as_of(hour(number)).scan()) == expected
+
+
+@given(
+    rows=st.dictionaries(st.integers(0, HOURS - 1), st.integers(1, HOURS)),
+    changes=st.lists(st.tuples(st.integers(0, HOURS - 1), st.sampled_from([None, "x", "y"]))),
+    bounds=st.tuples(st.integers(0, HOURS), st.integers(0, HOURS)).map(sorted),
+)
+def test_rows_of_two_sites_that_overlap_are_read_and_changed_as_spans_that_follow_each_other(
+    rows: dict[int, int], changes: list[tuple[int, str | None]], bounds: list[int]
+) -> None:
+    model = Model()
+    with open_memory(HookedEngine(), SimulatedTime()) as site:
+        objects: ObjectHistory[str] = ObjectHistory(site, NAME, codec="text")
+        for start, hours in sorted(rows.items()):
+            end = min(start + hours, HOURS)
+            model.states[start:] = [f"from {start}"] * (end - start) + [None] * (HOURS - end)
+            row = _Row(
+                _micros(hour(start)), _STILL if end == HOURS else _micros(hour(end)), b"from %d" % start
+            )
+            site.run_transaction(lambda t, row=row: objects._write(t, _prefix("a"), row))  # type: ignore[misc]
+        for number, state in changes:
+            model.set(number, state)
+            moment = hour(number)
+            _ = objects.end("a", at=moment) if state is None else objects.set("a", state, at=moment)
+        since, until = map(hour, bounds)
+        assert list(objects.history("a")) == model.spans()
+        assert list(objects.history("a", since, until)) == [
+            each
+            for each in model.spans()
+            if since < until and each.valid_from < until and (each.valid_to is None or each.valid_to > since)
+        ]
+        for number, state in enumerate(model.states):
+            assert objects.at("a", hour(number)) == state
+            assert dict(objects.as_of(hour(number)).scan()) == ({} if state is None else {"a": state})
+
+
+def test_spans_that_two_sites_write_before_they_hear_of_each_other_do_not_overlap() -> None:
+    mesh = Mesh("oslo", "rome")
+    oslo: ObjectHistory[str] = ObjectHistory(mesh["oslo"], "users", codec="text")
+    oslo.set("router-1", "a", at=hour(0))
+    mesh.exchange()
+    rome: ObjectHistory[str] = ObjectHistory(mesh["rome"], "users", codec="text")
+    oslo.set("router-1", "b", at=hour(1))
+    rome.set("router-1", "c", at=hour(2))
+    mesh.exchange()
+    expected = [
+        StateSpan(hour(0), hour(1), "a"),
+        StateSpan(hour(1), hour(2), "b"),
+        StateSpan(hour(2), None, "c"),
+    ]
+    for objects in (oslo, rome):
+        assert list(objects.history("router-1")) == expected
+        assert list(objects.as_of(hour(3)).scan()) == [("router-1", "c")]
+    oslo.end("router-1", at=hour(5))
+    assert list(oslo.as_of(hour(6)).scan()) == []
 
 
 def test_a_late_state_cuts_and_equal_neighbours_are_joined(place: Place) -> None:

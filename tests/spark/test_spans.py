@@ -8,10 +8,12 @@ from pyspark.sql import SparkSession
 
 import floodmark
 from floodmark.layers import ObjectHistory
+from floodmark.layers.object_history import _from, _micros
 from floodmark.spark import object_spans
 
 EARLY = datetime(1961, 1, 31, 12, 0, 0, 123_456, tzinfo=UTC)
 LATE = datetime(2061, 1, 31, tzinfo=UTC)
+BEFORE = LATE - timedelta(hours=1)
 
 
 @pytest.mark.slow
@@ -24,6 +26,10 @@ def test_spans_of_an_object_history_are_rows_that_a_join_by_time_finds(
         devices.set("é", {"port": 2}, at=LATE)
         devices.set("router", {"port": 3}, at=LATE)
         devices.end("router", at=LATE + timedelta(hours=1))
+        # As another site writes it that has not heard of the last one: the rows overlap.
+        router = devices.stored.get(b"router\x00" + _from(_micros(LATE)))
+        assert router is not None
+        site.namespace("devices").put(b"router\x00" + _from(_micros(BEFORE)), b"\xff" * 8 + router[8:])
         expected = {
             (name, span.valid_from, span.valid_to, span.state["port"])
             for name in ("é", "router")

@@ -7,17 +7,18 @@ Times are microseconds since 1970, offset so that they sort as unsigned numbers;
 
 The spans `[from, to)` of an object do not overlap.  A state holds from its time to the next change that is
 known: one that arrives late cuts the span that it falls into.  Neighbours with equal bytes are joined, and
-the moment between them is forgotten.
+the moment between them is forgotten.  Two sites that write one object before they hear of each other may
+leave rows that overlap: whatever a row says, its span ends where the next one begins.
 
 The change log is an ordered log in a namespace of its own.  An entry is written with the change:
 
     name | 0 | from: 8 | 1, or 0 for the end of a state | state
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import islice
+from itertools import chain, islice, pairwise
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from floodmark.codec.objects import Codec, CodecName, find_codec
@@ -85,6 +86,9 @@ class _Row(NamedTuple):
 
 class ObjectHistory(Generic[State]):
     """The states of objects over time, in a namespace of their own.  Safe to use from many threads.
+
+    Let one site write an object.  Where two sites change it before they hear of each other, each change holds
+    up to the next one, but one that moved the end of the same span can be lost, such as an `end`.
 
     With `max_age` or `max_states`, a `set` removes spans of its object that ended longer ago, or that lie
     before the last so many; `trim` does so for all objects.
@@ -160,10 +164,14 @@ class ObjectHistory(Generic[State]):
             # The span that `first` falls into is the last one of all.
             for key, _ in self.stored.scan(end, _after(prefix), limit=1, at=version):
                 end = key + b"\x00"
-            return self.stored.scan(prefix + _from(last - 1), end, reverse=True, at=version)
+            behind = prefix + _from(last - 1)
+            return chain(
+                self.stored.scan(behind, end, reverse=True, at=version),
+                self.stored.scan(prefix, behind, limit=1, reverse=True, at=version),
+            )
 
-        for pair in at_present(lambda: present(self._site), read) if first < last else ():
-            if (row := _read(*pair)).end > first:
+        for row in _in_order(at_present(lambda: present(self._site), read) if first < last else ()):
+            if row.start < last and row.end > first:
                 yield self._span(name, row)
 
     def diff(self, name: str, before: datetime, after: datetime) -> StateDifference[State]:
@@ -205,11 +213,14 @@ class ObjectHistory(Generic[State]):
 
     def scan_at(self, moment: datetime, prefix: str = "") -> Iterator[tuple[str, State]]:
         """The objects that had a state at a moment, with that state, in order of names.  Reads all spans."""
-        time = _micros(moment)
+        time, last = _micros(moment), None
         for key, value in self._rows(prefix):
-            row = _read(key, value)
-            if row.start <= time < row.end:
-                name = _name(key)
+            row, name = _read(key, value), _name(key)
+            # The newest of the spans that began by then: the others have ended where it begins.
+            if row.start > time or name == last:
+                continue
+            last = name
+            if time < row.end:
                 yield name, self._decode(name, row.state)
 
     # Writes
@@ -256,8 +267,10 @@ class ObjectHistory(Generic[State]):
         Whether that changes anything.
         """
         here = prefix + _from(time)
-        earlier = [_read(*pair) for pair in transaction.scan(self.stored, here, _after(prefix), limit=2)]
-        later = [_read(*pair) for pair in transaction.scan(self.stored, prefix, here, limit=1, reverse=True)]
+        before = [*transaction.scan(self.stored, here, _after(prefix), limit=2)]
+        behind = [*transaction.scan(self.stored, prefix, here, limit=2, reverse=True)]
+        rows = [*_in_order(chain(reversed(before), behind))]
+        earlier, later = rows[: len(before)][::-1], rows[len(before) :]
         covering = earlier.pop(0) if earlier and earlier[0].end > time else None
         if (covering is None and state is None) or (covering is not None and covering.state == state):
             return False
@@ -267,6 +280,9 @@ class ObjectHistory(Generic[State]):
             self._remove(transaction, prefix, covering)
             if covering.start < time:
                 self._write(transaction, prefix, covering._replace(end=time))
+            elif state is None and earlier and earlier[0] != _read(*before[1]):
+                # The row that cut it is gone.
+                self._write(transaction, prefix, earlier[0])
         if state is None:
             return True
         if earlier and earlier[0].end == time and earlier[0].state == state:
@@ -283,8 +299,8 @@ class ObjectHistory(Generic[State]):
         if self._max_age is not None:
             now = physical_ms(transaction.read_version) * 1_000
             horizon = _OFFSET + now - self._max_age // timedelta(microseconds=1)
-            for pair in transaction.scan(self.stored, prefix, _after(prefix), reverse=True):
-                if (row := _read(*pair)).end > horizon:
+            for row in _in_order(transaction.scan(self.stored, prefix, _after(prefix), reverse=True)):
+                if row.end > horizon:
                     break
                 removed.add(row)
         if self._max_states is not None:
@@ -360,6 +376,14 @@ def _read(key: bytes, value: bytes) -> _Row:
         int.from_bytes(value[:_TIME_BYTES], "big"),
         value[_TIME_BYTES:],
     )
+
+
+def _in_order(pairs: Iterable[tuple[bytes, bytes]]) -> Iterator[_Row]:
+    """The rows of an object, given in order of time, each cut where the next one begins."""
+    rows: Iterator[_Row | None] = chain((_read(*pair) for pair in pairs), [None])
+    for row, behind in pairwise(rows):
+        if row is not None:
+            yield row if behind is None else row._replace(end=min(row.end, behind.start))
 
 
 def _from(time: int) -> bytes:
