@@ -1,6 +1,7 @@
 """An atomic batch is one batch at other sites, whatever partitions and namespaces it wrote to."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from tests.replication.support_applying import apply_rows, sliced
@@ -14,7 +15,7 @@ from floodmark.model.errors import CommitTooLarge
 from floodmark.model.limits import KIB, MIB
 from floodmark.partition import FAMILIES
 from floodmark.routing import Router
-from floodmark.site import Site
+from floodmark.site import Site, Transaction
 
 NAMES = ("users", "counts", "notes")
 
@@ -30,11 +31,11 @@ def mesh() -> Iterator[Mesh]:
         site.close()
 
 
-def write(site: Site, number: int) -> None:
+def write(site: Site, number: int, begin: Callable[[Site], Any] = Site.atomic) -> None:
     """One batch, whose number every key of it tells, and plain writes around it."""
     users, notes = site.namespace("users"), site.namespace("notes")
     users.put(b"other", b"%d" % number)
-    with site.atomic() as batch:
+    with begin(site) as batch:
         batch.put(users, b"a", b"%d" % number)
         batch.put(users, b"z", b"%d" % number)
         batch.put(notes, b"n", b"%d" % number)
@@ -57,13 +58,21 @@ def fractures(site: Site, since: int) -> int:
     return sum(len(seen_at(site, version)) > 1 for version in versions)
 
 
+def coordinated(site: Site) -> Transaction:
+    """A transaction with a coordinator."""
+    return site.transaction(coordinator=0)
+
+
+@pytest.mark.parametrize("begin", [Site.atomic, coordinated], ids=["batch", "transaction"])
 @pytest.mark.parametrize("rows_max", [1, 3, 8_192])
-def test_a_batch_is_seen_whole_at_every_version_of_the_target(mesh: Mesh, rows_max: int) -> None:
+def test_a_batch_is_seen_whole_at_every_version_of_the_target(
+    mesh: Mesh, rows_max: int, begin: Callable[[Site], Any]
+) -> None:
     since = mesh["rome"].now()
     mesh["rome"].split("users", b"m")
     mesh["oslo"].split("users", b"c")
     for number in range(1, 6):
-        write(mesh["oslo"], number)
+        write(mesh["oslo"], number, begin)
         if number % 2:
             step = mesh.plan("oslo", "rome", NAMES)
             assert step.batches

@@ -13,6 +13,7 @@ from floodmark.host.transaction_port import NamespaceWrites
 from floodmark.model.batch import mint_batch
 from floodmark.model.change import Stamp
 from floodmark.model.errors import (
+    CommitTooLarge,
     Conflict,
     NotKeeper,
     OutcomeUnknown,
@@ -98,9 +99,9 @@ def test_an_undecided_transaction_is_aborted_by_the_next_keeper(nodes: SiteClust
     seen: list[bytes | None] = []
 
     def prepare_and_lose_the_lease(
-        transaction: str, keys: list[bytes], values: list[bytes], *, waits: bool
+        transaction: str, keys: list[bytes], values: list[bytes], **options: Any
     ) -> int:
-        version = type(partition).prepare(partition, transaction, keys, values, waits=waits)
+        version = type(partition).prepare(partition, transaction, keys, values, **options)
         change_keeper(nodes)
         seen.append(read(nodes))
         return version
@@ -236,6 +237,57 @@ def test_a_transaction_reads_and_writes_keys_of_several_nodes(apart: SiteCluster
     assert users.get_many([b"ada", b"zoe"]) == [b"9", b"11"]
     assert users.get_many([b"ada", b"zoe"], at=transaction.version - 1) == [b"10", b"10"]
     assert users.get_many([b"ada", b"zoe"], at=transaction.version) == [b"9", b"11"]
+    assert (open_writes(apart), site.transactions.list(timedelta(0))) == ([], [])
+
+
+def test_a_transaction_over_several_nodes_is_a_batch_in_the_log(apart: SiteCluster) -> None:
+    site = apart.sites[0]
+    users, since = site.namespace("users"), site.now()
+    with site.transaction() as transaction:
+        move(transaction, users)
+        transaction.append(users, b"log", b"moved")
+    with site.transaction(coordinator=0) as alone:
+        alone.put(users, b"zoe", b"20")
+    found = [(change.key[:3], change.version, change.batch) for change in site.changes(since=since)]
+    assert found == [
+        *((key, transaction.version, transaction.version) for key in (b"ada", b"log", b"zoe")),
+        (b"zoe", alone.version, None),
+    ]
+
+
+def test_prepared_writes_are_of_a_batch_also_at_the_successor_of_a_lost_owner(apart: SiteCluster) -> None:
+    first, second = apart.cluster.nodes
+    transactions, since = apart.hosts[0].transactions, apart.sites[0].now()
+    name = transactions.begin(TIMEOUT, 0)
+    rows = {b"ada": encode_value(b"9"), b"zoe": encode_value(b"11")}
+    serving(second, LATER).prepare(name, [LATER], [rows[b"zoe"]], batch=True)
+    apart.cluster.bury(second)
+    version = transactions.commit(name, [NamespaceWrites(namespace="users", id=1, rows=rows)])
+    assert [change.batch for change in apart.sites[0].changes(since=since)] == [version] * 2
+    assert [change.version for change in apart.sites[0].changes(since=since)] == [version] * 2
+    assert serving(first, LATER).get(LATER) == b"11"
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_a_prepare_is_repeated_after_an_upgrade_of_its_node(apart: SiteCluster, is_marked: bool) -> None:
+    partition = serving(apart.cluster.nodes[0])
+    name = apart.hosts[0].transactions.begin(TIMEOUT, 0)
+    versions = [
+        partition.prepare(name, [KEY], [encode_value(b"9")], batch=batch) for batch in (is_marked, True)
+    ]
+    assert versions[0] == versions[1]
+
+
+def test_a_transaction_that_is_too_much_for_one_commit_is_refused(apart: SiteCluster) -> None:
+    site = apart.sites[0]
+    users = site.namespace("users")
+    for shared in apart.cluster.nodes:
+        for partition in shared.node.map.partitions:
+            partition.limits = CommitLimits(bytes_max=30, changes_max=10)
+    transaction = site.transaction()
+    move(transaction, users)
+    with pytest.raises(CommitTooLarge):
+        transaction.commit()
     assert (open_writes(apart), site.transactions.list(timedelta(0))) == ([], [])
 
 

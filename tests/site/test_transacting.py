@@ -487,13 +487,13 @@ def test_a_transaction_takes_locks_at_once_and_waits_for_them_in_order(
     for place, partition in enumerate(partitions):
 
         def prepare(
-            *arguments: Any, waits: bool, place: int = place, real: Any = partition.prepare
+            *arguments: Any, waits: bool, batch: bool, place: int = place, real: Any = partition.prepare
         ) -> Version:
             held = [each.transaction for some in partitions for each in some.prepared()]
             tried.append((place, waits, held))
             if place == 1 and waits:
                 own(site).abort(other, "it gives way")
-            prepared: Version = real(*arguments, waits=waits)
+            prepared: Version = real(*arguments, waits=waits, batch=batch)
             return prepared
 
         monkeypatch.setattr(partition, "prepare", prepare)

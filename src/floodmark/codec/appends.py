@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
+from floodmark.codec.values import mark_batch
 from floodmark.model.errors import Conflict, InvalidValue
 from floodmark.model.version import VERSION_MAX, Version
 
@@ -93,6 +94,18 @@ def set_after(value: bytes, version: Version) -> bytes:
         return value
     stored, shift, after, before = decode_append(value)
     return encode_append(stored, shift, after=max(after, version), before=before)
+
+
+def mark_write(value: bytes) -> bytes:
+    """`mark_batch` for the value of a request, whose key may wait for its version.
+
+    >>> decode_append(mark_write(encode_append(b"a\0", 4))).stored, mark_write(b"a\0")
+    (b'a\x10', b'a\x10')
+    """
+    if not is_append(value):
+        return mark_batch(value)
+    stored, shift, after, before = decode_append(value)
+    return encode_append(mark_batch(stored), shift, after=after, before=before)
 
 
 def highest_after(values: Sequence[bytes]) -> Version:

@@ -24,6 +24,7 @@ from uuid import uuid4
 
 from floodmark.codec.appends import any_append, set_after
 from floodmark.codec.ordered import encode_namespace
+from floodmark.codec.stamps import STAMP_BYTES
 from floodmark.feed.subscription.acknowledgement import Acknowledgement, Progress
 from floodmark.feed.subscription.store import LocalSubscriptionStore
 from floodmark.host.parts import SiteParts
@@ -64,6 +65,7 @@ from floodmark.model.transaction import (
     TransactionStatistics,
 )
 from floodmark.model.version import VERSION_MAX, Version
+from floodmark.partition.commit.entering import check_fits
 from floodmark.partition.conflicts import reserved_until
 from floodmark.routing import Router
 from floodmark.routing.router import each_part
@@ -186,14 +188,17 @@ class LocalTransactions:
         if coordinator.fate(transaction).decision is not Decision.UNDECIDED:
             return coordinator.commit(transaction, self._node.committer.now(), wrote=bool(rows))
         try:
+            if is_batch := len(rows) > 1:
+                _require_one_commit(self._router, rows)
             # First the writes, which lock their keys; then a version above them; then the reads, up to it.
             first, last = _split_appends(self._router, rows)
-            version = self._prepare(coordinator, transaction, first, 0 if reads is None else reads.since)
+            since = 0 if reads is None else reads.since
+            version = self._prepare(coordinator, transaction, first, since, batch=is_batch)
             if reads is not None:
                 version = _reserve(self._router, transaction, reads.writes, version)
             if last:
                 last = {key: set_after(value, version) for key, value in last.items()}
-                version = self._prepare(coordinator, transaction, last, version)
+                version = self._prepare(coordinator, transaction, last, version, batch=is_batch)
             if reads is not None:
                 self._router.validate(transaction, reads, version)
         except TransactionEnded:
@@ -214,6 +219,8 @@ class LocalTransactions:
         transaction: str,
         rows: Mapping[bytes, bytes],
         since: Version,
+        *,
+        batch: bool,
     ) -> Version:
         """Prepare writes at their partitions; the version at which they can be committed, above `since`.
 
@@ -229,7 +236,10 @@ class LocalTransactions:
                 first = keys[done]
                 with coordinator.taking_part(transaction, _participant(first)):
                     version, done = self._router.call(
-                        first, lambda partition: _prepare(partition, transaction, keys, rows, waits=waits)
+                        first,
+                        lambda partition: _prepare(
+                            partition, transaction, keys, rows, waits=waits, batch=batch
+                        ),
                     )
                 if done < place.stop and appends:
                     raise Conflict("a partition that a transaction appends to was split; try again")
@@ -425,6 +435,12 @@ def _is_own(transaction: str) -> bool:
     return transaction.endswith(f"-{OWN_MARK}")
 
 
+def _require_one_commit(router: Router, rows: Mapping[bytes, bytes]) -> None:
+    """Refuse what would not be one commit at another site, where each value carries its origin."""
+    size = sum(len(key) + len(value) + STAMP_BYTES for key, value in rows.items())
+    check_fits(router.maps.map.route(min(rows)).limits, len(rows), size)
+
+
 def _split_appends(
     router: Router, rows: Mapping[bytes, bytes]
 ) -> tuple[dict[bytes, bytes], dict[bytes, bytes]]:
@@ -456,12 +472,14 @@ def _prepare(
     rows: Mapping[bytes, bytes],
     *,
     waits: bool,
+    batch: bool,
 ) -> tuple[Version, int]:
     """Prepare those of some ordered keys that lie in a partition; p, and the place behind them."""
     start, last = bisect_left(keys, partition.range.start), partition.range.end
     end = len(keys) if last is None else bisect_left(keys, last)
     own = keys[start:end]
-    return partition.prepare(transaction, own, [rows[key] for key in own], waits=waits), end
+    values = [rows[key] for key in own]
+    return partition.prepare(transaction, own, values, waits=waits, batch=batch), end
 
 
 def _reserve(router: Router, transaction: str, ranges: Sequence[KeyRange], version: Version) -> Version:

@@ -229,12 +229,14 @@ class Partition(Protocol):
         members: Sequence[bytes] = (),
         link: "LinkGuard | None" = None,
         waits: bool = True,
+        batch: bool = False,
     ) -> Version:
         """Store an invisible write of a transaction or a batch under distinct qualified keys; its version p.
 
         Repeating it has no effect.  A transaction or batch commits at the highest p of all its partitions.
         Raises Retryable if another transaction has prepared a write on one of the keys, and does not end it
-        in time; at once, unless this one `waits`.
+        in time; at once, unless this one `waits`.  The records of a transaction with several keys are marked
+        as a `batch`: links copy them together.
 
         An atomic batch (`model/batch.py`) conflicts with no other write, and its values may all carry their
         origins.  `siblings` names its partitions, each by the first key that the batch writes there, this one

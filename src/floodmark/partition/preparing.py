@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Final
 
-from floodmark.codec.appends import highest_after
+from floodmark.codec.appends import highest_after, mark_write
 from floodmark.codec.stamps import find_origins, stamp_version
 from floodmark.engine import Engine
 from floodmark.model.partition import CommitLimits, Fate, LinkGuard, PreparedWrite
@@ -52,8 +52,11 @@ class PreparingPartition:
         members: Sequence[bytes] = (),
         link: LinkGuard | None = None,
         waits: bool = True,
+        batch: bool = False,
     ) -> Version:
         writes = self._check_prepared(transaction, keys, values, siblings, members)
+        if batch:
+            writes.values = list(map(mark_write, writes.values))
         self._committer.observe(highest_after(values))
         lines = self._prepared.lines
         # Transactions in line may wait for what this one has prepared; a batch waits for none.

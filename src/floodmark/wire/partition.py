@@ -163,6 +163,7 @@ class RemotePartition:
         members: Sequence[bytes] = (),
         link: LinkGuard | None = None,
         waits: bool = True,
+        batch: bool = False,
     ) -> Version:
         if siblings and sum(map(len, (*keys, *values, *siblings, *members))) <= QUICK_CALL_BYTES_MAX // 2:
             try:
@@ -171,7 +172,7 @@ class RemotePartition:
                 # Any other kind says that this partition cannot prepare it.
                 if type(error) is not Retryable or not waits:
                     raise
-        return self._prepare(transaction, keys, values, siblings, members, link, waits)
+        return self._prepare(transaction, keys, values, siblings, members, link, waits, batch)
 
 
 class RemotePartitionMaps:

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from floodmark.codec.appends import any_append, complete, late_append
 from floodmark.codec.changelog import encode_log_key
-from floodmark.codec.values import mark_batch
+from floodmark.codec.values import mark_batch, unmark_batch
 from floodmark.engine import Engine, WriteRow
 from floodmark.model.batch import is_batch
 from floodmark.model.errors import CommitTooLarge, InvalidArgument, LimitExceeded, Retryable
@@ -229,7 +229,9 @@ class Prepare(RoundStep):
     def _require_same(self, standing: OpenWrite) -> None:
         writes = self._complete(standing.version)
         is_same = standing.keys == writes.keys and standing.siblings == tuple(self._siblings)
-        if not is_same or list(load_values(self._place.engine, standing) or ()) != list(writes.values):
+        stored = load_values(self._place.engine, standing) or ()
+        # A node of an earlier release has not marked those of a transaction.
+        if not is_same or [*map(unmark_batch, stored)] != [*map(unmark_batch, writes.values)]:
             raise InvalidArgument(
                 f"transaction {self._transaction!r:.80} has prepared other writes in partition "
                 f"{self._partition.id}; all that it writes there is prepared at once",
