@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import pytest
+from msgspec.structs import replace
 from tests.layers.conftest import CHUNK, Place
 from tests.layers.test_large_values import HOUR_MS, NAME, Stalling, content, rows, spread
 from tests.replication.support_links import IDS, Mesh, open_one, topology_of
@@ -15,7 +16,7 @@ from floodmark.links.applying import Applier
 from floodmark.links.pair import pair_topology
 from floodmark.links.reading import Piece, read_pieces
 from floodmark.links.steps import plan_step, run_step
-from floodmark.model.errors import LinkStalled
+from floodmark.model.errors import Corruption, LinkStalled
 from floodmark.model.ranges import KeyRange
 from floodmark.partition import FAMILIES
 from floodmark.replication.applied import Applied
@@ -266,3 +267,51 @@ def test_what_a_removed_site_has_left_is_swept_by_the_others() -> None:
     for values in others:
         assert len(rows(values)) == 1 + 6
         assert values.get(b"switch") == content(6 * CHUNK, 2)
+
+
+def lose_the_source(link: Link) -> None:
+    """Remove the source of a link from the topology, with what the target has of it."""
+    mark = link.target.host.replication.watermark(NAME, None)
+    removed = MemberSite(id=link.source.id, state=SiteState.REMOVED, final=mark[link.source.id])
+    topology = pair_topology(link.source, link.target, [NAME])
+    sites = {**topology.sites, "rome": removed}
+    link.target.set_topology(replace(topology, epoch=topology.epoch + 1, sites=sites))
+
+
+def test_a_sweep_keeps_the_old_value_of_one_that_a_lost_site_has_left_in_part(
+    link: Link, place: Place
+) -> None:
+    old = content(6 * CHUNK, 1)
+    link.here.put(b"switch", old)
+    link.copy()
+    before = link.target.now()
+    link.here.put(b"switch", content(7 * CHUNK, 2))
+    step = link.plan()
+    for keys in (RECORDS, GARBAGE):
+        link.apply(step, keys)
+    assert link.there.get(b"switch") == old
+    lose_the_source(link)
+    with pytest.raises(Corruption, match="chunk 0 is missing"):
+        link.there.get(b"switch")
+    place.advance(25 * HOUR_MS)
+    assert link.there.sweep() == 0
+    assert link.there.get(b"switch", at=before) == old
+    # A new value leaves the others to the next sweeps.
+    link.there.put(b"switch", b"small")
+    place.advance(25 * HOUR_MS)
+    assert link.there.sweep() == 2
+    assert rows(link.there) == [b"rswitch"]
+
+
+def test_a_sweep_keeps_a_value_whose_put_a_lost_site_has_not_ended_here(link: Link, place: Place) -> None:
+    new = b"x" * 9 * CHUNK
+    link.here.put(b"switch", Stalling(9 * CHUNK, 7, link.copy))  # type: ignore[arg-type]
+    step = link.plan()
+    for keys in (CHUNKS, RECORDS):
+        link.apply(step, keys)
+    lose_the_source(link)
+    assert link.there.get(b"switch") == new
+    place.advance(25 * HOUR_MS)
+    assert link.there.sweep() == 0
+    assert link.there.get(b"switch") == new
+    assert len(rows(link.there)) == 10

@@ -14,6 +14,8 @@ neither end nor leave a chunk behind.  Chunks that fit into one commit are writt
 
 A site sweeps only the rows that it wrote itself: those of another site may have been removed there already.
 Rows of a site that sends no more changes, as in a backup that was restored elsewhere, it sweeps as well.
+If a site was lost while a link brought a value, a part of its rows may be here for good: a sweep removes no
+chunk that the present record owns, and none of the value before if that record lacks chunks.
 All rows are in one namespace, so links, backups and exports take all or none.  A link applies a step by
 ranges of keys, or at several nodes, in any order: at another site, a record counts when all that its site had
 committed before is there, and until then the record before it does, with its chunks as of that record: the
@@ -369,19 +371,38 @@ class LargeValues:
     def _sweep_rows(self, start: bytes, end: bytes, limit: int | None) -> int:
         """Remove garbage rows in a range, and what they own; how many."""
         swept = 0
-        for garbage, _ in self.stored.scan(start, end, limit=limit):
-            if self._site.run_transaction(lambda t, row=garbage: self._revoke(t, row)):  # type: ignore[misc]
+        for garbage, key in self.stored.scan(start, end):
+            if swept == limit:
+                break
+            if self._is_whole(key) and self._site.run_transaction(partial(self._revoke, garbage, key)):
                 self.stored.delete_range(prefix=b"c" + garbage[-16:])
                 self.stored.delete(garbage)
                 swept += 1
         return swept
 
-    def _revoke(self, transaction: LayerTransaction, garbage: bytes) -> bool:
+    def _is_whole(self, key: bytes) -> bool:
+        """Whether the record of a key has all of its chunks; one that was written here in this life has."""
+        found = self.stored.record(b"r" + key)
+        if found is None or found.value[:1] == _INLINE or found.stamp == Stamp(found.version, self._site.id):
+            return True
+        try:
+            with self._open_row(key, Whole(found.value, None), present(self._site)) as stream:
+                while stream.read(CHUNK_BYTES):
+                    pass
+        except Corruption:
+            return False
+        return True
+
+    def _revoke(self, garbage: bytes, key: bytes, transaction: LayerTransaction) -> bool:
         """Keep a put from going on, if the garbage row still owns its chunks; whether it does."""
         if transaction.get(self.stored, garbage) is None:
             return False
         transaction.delete(self.stored, b"c" + garbage[-16:])
-        return True
+        row: bytes | None = transaction.get(self.stored, b"r" + key)
+        if row is None or row[:1] == _INLINE or _stored(key, row).pointer != garbage[-16:]:
+            return True
+        transaction.delete(self.stored, garbage)
+        return False
 
 
 class _Chunks(BufferedIOBase):
