@@ -45,6 +45,25 @@ def test_everybody_holds_the_same_afterwards(world: World) -> None:
     assert world["oslo"].namespace("counts").get(b"all") == 7
 
 
+def test_new_sites_begin_with_one_backup_when_all_others_are_lost(world: World) -> None:
+    backup = world.backup("oslo")
+    known = {name: dict(world["oslo"].namespace(name).scan()) for name in ("users", "counts")}
+    built = World("bonn", "lund")
+    built.time.advance(2 * DAYS_MS)
+    for name in built.sites:
+        built.join(name, backup)
+        assert {each: dict(built[name].namespace(each).scan()) for each in known} == known
+    for name in built.sites:
+        built.write(name, "first")
+        built[name].namespace("users").delete(b"oslo lately")
+    for _ in range(3):
+        built.link_all()
+    built.require_equal()
+    counts = built["bonn"].namespace("counts")
+    assert counts.get(b"all") == int(known["counts"][b"all"]) + 2
+    assert b"oslo lately" not in dict(built["lund"].namespace("users").scan())
+
+
 def test_positions_are_those_of_the_backup_and_nothing_is_read_twice(world: World) -> None:
     world.link("rome", "oslo")
     backup = world.backup("oslo")

@@ -4,14 +4,23 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from pyspark.sql import SparkSession
 from tests.links.support import Served, ServeSite
 from tests.spark.processes import SparkProcess
 from tests.spark.support_backup import Kept, address_of, contents, fill, held_for, writing
 
-from floodmark.model.errors import BackupDamaged, InvalidArgument, InvalidOption, InvalidVersion, Unreachable
+from floodmark.model.errors import (
+    BackupDamaged,
+    InvalidArgument,
+    InvalidConfiguration,
+    InvalidOption,
+    InvalidVersion,
+    Unreachable,
+)
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
+from floodmark.replication.topology import MemberSite, SharedNamespace, Topology
 from floodmark.site import Namespace, Site
 from floodmark.site.address import SiteAddress
 from floodmark.spark.jobs.backups.backup import backup
@@ -265,6 +274,20 @@ def test_what_cannot_be_restored_is_refused(
     nowhere = SiteAddress(location="grpc://127.0.0.1:1", timeout=timedelta(seconds=1))
     with pytest.raises(Unreachable):
         restore(target, nowhere, "users", spark=spark)
+
+
+def test_an_empty_namespace_that_other_sites_share_is_refused(
+    spark: SparkSession, oslo: Served, rome: Served, target: str
+) -> None:
+    backup(address_of(oslo.url), "users", target, spark=spark)
+    sites = {"rome": MemberSite(id=rome.site.id), "bonn": MemberSite(id=77)}
+    topology = Topology(epoch=1, sites=sites, namespaces={"users": SharedNamespace()})
+    rome.site.set_topology(topology)
+    with pytest.raises(InvalidConfiguration, match=r"'users' is shared with bonn.*--join.*--rejoin"):
+        restore(target, address_of(rome.url), "users", spark=spark)
+    assert list(rome.site.changes("users")) == []
+    rome.site.set_topology(replace(topology, epoch=2, namespaces={}))
+    assert restore(target, address_of(rome.url), "users", spark=spark).verified
 
 
 # Elsewhere

@@ -136,7 +136,10 @@ def restore(
     spark: SparkSession | None = None,
     progress: JobProgress | None = None,
 ) -> RestoreSummary:
-    """Restore a range of keys as of a version, by default the newest, into a new or empty namespace."""
+    """Restore a range of keys as of a version, by default the newest, into a new or empty namespace.
+
+    InvalidConfiguration is raised for a namespace that other sites share.
+    """
     with restoring(
         backup, target, namespace, at=at, keys=keys, spark=spark, progress=progress
     ) as restoration:
@@ -154,13 +157,19 @@ def restoring(
     keys: KeyRange = EVERYTHING,
     spark: SparkSession | None = None,
     progress: JobProgress | None = None,
+    rebuilds: bool = False,
 ) -> Iterator["Restoration"]:
-    """A restore into a namespace that is new, empty, or holds rows of the same restore."""
+    """A restore into a namespace that is new, empty, or holds rows of the same restore.
+
+    One that other sites share is refused, except to a call that `rebuilds` its site from what they have.
+    """
     target.require_url("be restored into")
     place = directory_at(backup)
     chain, version = choose_chain(read_manifests(place), at, backup)
     identity = _identify(chain, version, keys)
     with target.connect() as site, open_session(name="floodmark restore", spark=spark) as session:
+        if not rebuilds:
+            _require_unshared(site, namespace)
         _require_sound(session, place, chain, progress or SILENT)
         row, created = _open_namespace(site, namespace, chain)
         begun = site.host.versions.open_epoch(namespace, f"restore/{identity}", 0)
@@ -319,6 +328,20 @@ def _identify(chain: Chain, version: Version, keys: KeyRange) -> str:
     return hashlib.sha256(msgspec.json.encode([parts, version, keys])).hexdigest()[:32]
 
 
+def _require_unshared(site: Site, namespace: str) -> None:
+    """Refuse a namespace that other sites share: of a backup, links copy only what this site itself wrote."""
+    topology = site.topology()
+    others = [] if topology is None else sorted(topology.active_members(namespace).keys() - {site.name})
+    if topology is not None and others and namespace in topology.shared_by(site.name):
+        raise InvalidConfiguration(
+            f"namespace {namespace!r} is shared with {', '.join(others)}, which would not get the records "
+            "that other sites have written. Restore with --join at a new site, with --rejoin at one that has "
+            "lost its data, and else into a namespace of another name (docs/operations/backup.md)",
+            site=site.name,
+            namespace=namespace,
+        )
+
+
 def _open_namespace(site: Site, name: str, chain: Chain) -> tuple[NamespaceRow, bool]:
     """The namespace to restore into, and whether it was created, with the settings in the backup."""
     host = site.host
@@ -356,7 +379,7 @@ def join(
                 "all sites, the new one last",
                 site=site.name,
             )
-    with restoring(backup, target, namespace, spark=spark, progress=progress) as restoration:
+    with restoring(backup, target, namespace, spark=spark, progress=progress, rebuilds=True) as restoration:
         facts, write, written = _rebuild(restoration)
         join_namespace(restoration.site.host, namespace, facts, write)
         return ReturnSummary(**restoration.verified(written[-1]))
@@ -378,7 +401,7 @@ def rejoin(
     """
     with (
         returning(target, namespace, topology, addresses) as (site, others),
-        restoring(backup, target, namespace, spark=spark, progress=progress) as restoration,
+        restoring(backup, target, namespace, spark=spark, progress=progress, rebuilds=True) as restoration,
     ):
         facts, write, written = _rebuild(restoration)
         peers = {name: others[name] for name in topology.active_members(namespace) if name in others}
