@@ -19,6 +19,8 @@ from pyspark.sql.types import (
 )
 
 from floodmark.codec.values import decode_value
+from floodmark.merge.fields import update_fields
+from floodmark.merge.states import merge_states, stamp_state
 from floodmark.model.change import Stamp
 from floodmark.model.errors import (
     FloodmarkError,
@@ -203,6 +205,17 @@ def test_what_cannot_be_stored_is_refused_with_column_and_key() -> None:
 def test_the_largest_key_and_value_are_stored() -> None:
     ((key, record),) = encode(key=[b"k" * KEY_BYTES_MAX], value=[b"v" * VALUE_BYTES_MAX])
     assert (len(key), len(record.value)) == (KEY_BYTES_MAX + 3, VALUE_BYTES_MAX)
+
+
+def test_a_record_of_fields_may_be_larger_than_what_one_site_writes() -> None:
+    """Sites write up to the limit each, so its backup must be restored."""
+    large = "x" * (VALUE_BYTES_MAX * 2 // 3)
+    states = [stamp_state(update_fields({name: large}), None, 1, site) for site, name in enumerate("ab", 1)]
+    merged = decode_value(merge_states(*states))
+    origin: dict[str, Any] = {"_origin_site": [7], "_origin_version": [1]}
+    ((_, record),) = encode(key=[b"a"], value=[merged.value], **origin, _stamps=[merged.stamps])
+    assert (record.value, record.stamps) == (merged.value, merged.stamps)
+    refused(InvalidValue, r"'value' .*has 1,398,\d+ bytes", key=[b"a"], value=[merged.value], **origin)
 
 
 def test_the_columns_of_a_feed_are_all_taken() -> None:

@@ -310,8 +310,8 @@ class Namespace(Lookup[bytes, Held]):
         if expected is not None and type(expected) is not bytes:
             raise refuse_value(key, expected)
         stored = self._policy.compare(key, value, None if value is None else self._expiry(ttl))
-        if expected is not None and len(expected) > VALUE_BYTES_MAX:
-            # No value is that large.
+        if expected is not None and len(expected) > VALUE_BYTES_MAX and not self._policy.merges:
+            # No value is that large, but for records to whose fields several sites have written.
             return False
         durable = self._durable if durability is None else check_durability(durability)
         return self._router.compare_and_set(qualified, expected, stored, durable=durable)

@@ -59,6 +59,19 @@ class MergedCopiesContract(MergedBase):
         people.update(b"ada", {"city": "Rome"})
         assert people.get(b"ada") == b'{"born":1815,"city":"Rome","name":"Ada"}'
 
+    def test_a_record_that_copies_have_made_larger_than_a_value_is_compared(
+        self, site: Site, people: Namespace
+    ) -> None:
+        large = "x" * (VALUE_BYTES_MAX * 2 // 3)
+        people.update(b"ada", {"here": large})
+        apply(site, people, b"ada", elsewhere(update_fields({"there": large}), 5))
+        found = people.get(b"ada")
+        assert found is not None
+        assert len(found) > VALUE_BYTES_MAX
+        assert not people.compare_and_set(b"ada", found + b" ", {"small": 1})
+        assert people.compare_and_set(b"ada", found, {"small": 1})
+        assert people.get(b"ada") == b'{"small":1}'
+
     def test_counters_of_two_sites_add_up(self, site: Site, visits: CounterNamespace) -> None:
         visits.add(b"home", 2)
         there = elsewhere(add_to_counter(40), -5)
