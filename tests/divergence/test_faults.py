@@ -5,10 +5,10 @@ tombstone goes too early, a byte turns over on a disk.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pytest
-from tests.divergence.support_sites import RETENTION_MS, Sites
+from tests.divergence.support_sites import POLICIES, RETENTION_MS, Sites
 from tests.sizes import only
 
 from floodmark.codec.values import decode_value, encode_value
@@ -16,6 +16,7 @@ from floodmark.divergence.comparing import Lag
 from floodmark.divergence.repairing import RepairSummary
 from floodmark.model.change import Stamp
 from floodmark.replication.links import Links
+from floodmark.site import Namespace
 from floodmark.testing.simulation.faults import plant
 
 
@@ -228,3 +229,49 @@ def test_a_record_that_names_a_site_which_nobody_knows_is_in_doubt_and_no_source
     doubts = [finding.doubt for _, finding in sites.find() if isinstance(finding, Lag)]
     assert len(doubts) == 2
     assert all("a stamp of site 129" in (doubt or "") for doubt in doubts)
+
+
+def lose_and_forget_a_deletion(sites: Sites, namespace: str) -> None:
+    """Oslo deletes a key, or a part of it, Rome does not hear of it, and the deletion is collected."""
+    delete: dict[str, Callable[[Namespace[Any]], object]] = {
+        "users": lambda users: users.delete(b"key"),
+        "profiles": lambda profiles: profiles.delete_field(b"key", "city"),
+        "counts": lambda counts: counts.delete(b"key"),
+    }
+    delete[namespace](sites["oslo"].namespace(namespace))
+    sites.beat()
+    sites.link("oslo", "rome", lost=b"key")
+    for _ in range(2):
+        sites.collect()
+
+
+@pytest.mark.parametrize("namespace", POLICIES)
+def test_a_lost_deletion_that_was_collected_meanwhile_is_not_undone(sites: Sites, namespace: str) -> None:
+    """No trace of it is left, so it looks like a change that Oslo and Bonn have lost."""
+    sites.users("oslo").put(b"key", b"1")
+    sites["oslo"].namespace("profiles").put(b"key", {"city": "London", "name": "Ada"})
+    sites["oslo"].namespace("counts").add(b"key", 3)
+    sites.link_all()
+    lose_and_forget_a_deletion(sites, namespace)
+    before = {name: site.namespace(namespace).get(b"key") for name, site in sites.sites.items()}
+    assert before["oslo"] != before["rome"]
+    summary = sites.repair()
+    assert (summary.repaired, summary.impossible) == (0, 1)
+    assert "may have deleted that" in summary.problems[0]
+    assert {name: site.namespace(namespace).get(b"key") for name, site in sites.sites.items()} == before
+
+
+def test_what_is_newer_than_all_collected_deletions_is_given_back(sites: Sites) -> None:
+    sites.users("oslo").put(b"other", b"1")
+    sites.link_all()
+    sites.users("oslo").delete(b"other")
+    sites.beat()
+    for _ in range(2):
+        sites.collect()
+    assert sites.horizon("rome")
+    sites.users("oslo").put(b"key", b"1")
+    sites.beat()
+    sites.link("oslo", "rome", lost=b"key")
+    sites.link_all()
+    assert sites.repair() == RepairSummary(repaired=1)
+    assert sites.users("rome").get(b"key") == b"1"

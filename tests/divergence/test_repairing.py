@@ -231,7 +231,7 @@ class ModelHost:
         return ()
 
     def statistics(self) -> "ModelStatistics":
-        return ModelStatistics([])
+        return ModelStatistics([ModelNamespace("users", self.site.horizon)])
 
 
 def mend(hosts: Sequence[ModelHost], namespace: str, drifts: Sequence[Drift]) -> RepairSummary:

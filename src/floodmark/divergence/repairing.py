@@ -3,7 +3,8 @@
 All should hold what they would hold if every change had arrived everywhere: the record with the highest
 stamp, or the join of all states.  If the same stamp stands over different bytes, one copy is damaged, and the
 site of the stamp is believed.  A record that some sites lack is given to them: nothing is deleted because it
-is missing elsewhere.
+is missing elsewhere.  But if such a site has collected deletions that are newer than the record, this may be
+among them, and its deletion was lost on the way to the others: that cannot be known, and is left alone.
 
 A high stamp wins everywhere, so a damaged one must not be believed: a stamp that no commit can have given, or
 of an unknown site, is no source.  Sites that have not drifted are sources too, but may lag: what only they
@@ -14,16 +15,17 @@ that was seen: a key that has changed meanwhile is left for the next comparison.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial, reduce
+from functools import cache, partial, reduce
 from itertools import islice
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
-from floodmark.codec.states import Part, State, choose_parts, decode_state, encode_state
+from floodmark.codec.states import Field, Part, State, choose_parts, decode_state, encode_state
 from floodmark.codec.thin import digest_record
 from floodmark.codec.values import decode_value, encode_value
-from floodmark.divergence.comparing import Drift
+from floodmark.divergence.comparing import Drift, read_horizon
+from floodmark.divergence.rules import PartName
 from floodmark.host.ports import Host
 from floodmark.merge.states import merge_states, newest_stamp, stamps_of
 from floodmark.model.change import Stamp
@@ -129,6 +131,10 @@ def _repair_some(
     found = _find_everywhere(sites, namespace, list(keys), problems)
     changed: set[bytes] = set()
     writes: dict[int, list[Repair]] = {place: [] for place in range(len(sites))}
+    sides = [side for drifts in keys.values() for drift in drifts for side in (drift.left, drift.right)]
+    known = {site_id for side in sides for site_id in side.mark}
+    # Read after the records, for a tombstone may be collected meanwhile.
+    horizon_of = cache(lambda place: read_horizon(sites[place], namespace, known))
     for key, drifts in keys.items():
         if key in problems:
             continue
@@ -140,10 +146,18 @@ def _repair_some(
         if choice.stored is None:
             problems[key] = choice.problem or ""
             continue
-        for place, record in enumerate(held):
-            if _is_named(sites[place], drifts) and _is_wrong(record, choice.stored):
-                seen = 0 if record is None else record.version
-                writes[place].append(Repair(key, seen, choice.stored))
+        wrong = {
+            place: record
+            for place, record in enumerate(held)
+            if _is_named(sites[place], drifts) and _is_wrong(record, choice.stored)
+        }
+        forgotten = _find_forgotten(sites, wrong, choice.stored, horizon_of)
+        if forgotten is not None:
+            problems[key] = forgotten
+            continue
+        for place, record in wrong.items():
+            seen = 0 if record is None else record.version
+            writes[place].append(Repair(key, seen, choice.stored))
     changed |= _write(sites, namespace, writes, problems)
     written = {each.key for repairs in writes.values() for each in repairs}
     told = [f"{key!r}: {problem}" for key, problem in problems.items()]
@@ -266,6 +280,46 @@ def _is_wrong(record: FoundRecord | None, chosen: bytes) -> bool:
     return is_ahead or record.digest != digest_record(chosen)
 
 
+def _find_forgotten(
+    sites: Sequence[Host],
+    wrong: Mapping[int, FoundRecord | None],
+    chosen: bytes,
+    horizon_of: Callable[[int], Version],
+) -> str | None:
+    """Why sites, by their places, may lack a part of the chosen record because they have deleted it; or None.
+
+    All changes up to the collected horizon of a site have come there: what it lacks of them was lost there,
+    or deleted.
+    """
+    live = _live_parts(chosen)
+    for place, record in wrong.items():
+        lacking = live.keys() - (_part_names(record.stored) if record is not None else ())
+        if not lacking:
+            continue
+        try:
+            horizon = horizon_of(place)
+        except FloodmarkError as error:
+            return f"{sites[place].identity.site} does not tell which deletions it has collected: {error}"
+        if min(live[name].version for name in lacking) <= horizon:
+            return _forgotten(sites[place].identity.site)
+    return None
+
+
+def _live_parts(stored: bytes) -> dict[PartName, Stamp]:
+    """The parts of a chosen record that are not deleted, and their stamps; that of a plain record is None."""
+    record = decode_value(stored)
+    if record.stamps is None:
+        return {} if record.deleted or record.origin is None else {None: record.origin}
+    parts = decode_state(stored).parts
+    return {part.name: part.stamp for part in parts if not isinstance(part, Field) or part.text is not None}
+
+
+def _part_names(stored: bytes) -> set[PartName]:
+    """The parts of a record that a site has, deleted ones included."""
+    is_plain = decode_value(stored).stamps is None
+    return {None} if is_plain else {part.name for part in decode_state(stored).parts}
+
+
 def _choose_last_write(copies: Sequence[Copy], known: Collection[int] | None) -> Choice:
     believed = [copy for copy in copies if _can_be(copy.stamp, copy.version, known)]
     if not believed:
@@ -367,6 +421,14 @@ _NOT_HEARD: Final = (
     "the stamp of a record is damaged, and no other site that is looked at has heard of all that this one "
     "may have been; name all sites that share it, and repair again when they have caught up"
 )
+
+
+def _forgotten(site: str) -> str:
+    return (
+        f"{site!r} lacks it, or a part of it, and may have deleted that: it has collected newer deletions, "
+        "so that the right record cannot be known. Write the key anew if it should be there, and delete it "
+        "if not"
+    )
 
 
 def _unknown_origin(stamp: Stamp) -> str:
