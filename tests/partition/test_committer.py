@@ -374,7 +374,7 @@ def test_transactions_of_one_round_conflict_only_on_what_they_have_read(site: Si
     partition = node.map.route(ada)
 
     def transaction(read: bytes, written: bytes) -> Commit:
-        validation = Validation(node.committer, lambda: node.map, {}, ReadSet(since, [read]))
+        validation = Validation(node.committer, node.clock, lambda: node.map, {}, ReadSet(since, [read]))
         writes = Writes([written], encode_prefixes([written]), [b"2\0"], 10)
         return Commit(partition, writes, durable=True, validation=validation)
 
@@ -403,9 +403,8 @@ def test_write_to_a_range_after_it_was_looked_through_is_a_conflict(
     site: Site, users: Namespace, in_round: bool
 ) -> None:
     node, (ada, bob) = node_of(site), map(users.encoding.qualify, (b"ada", b"bob"))
-    validation = Validation(
-        node.committer, lambda: node.map, {}, ReadSet(node.committer.now(), (), [KeyRange(ada, None)])
-    )
+    reads = ReadSet(node.committer.now(), (), [KeyRange(ada, None)])
+    validation = Validation(node.committer, node.clock, lambda: node.map, {}, reads)
     validation.look_ahead()
 
     def commit(key: bytes, validation: Validation | None) -> Commit:
@@ -447,7 +446,8 @@ def test_commit_that_comes_twice_in_a_round_happens_once(
 ) -> None:
     node, ada = node_of(site), users.encoding.qualify(b"ada")
     named = NamedCommit(engine, mint_batch(node.clock.physical_ms()), ada)
-    validation = Validation(node.committer, lambda: node.map, {}, ReadSet(node.committer.now(), [ada]))
+    reads = ReadSet(node.committer.now(), [ada])
+    validation = Validation(node.committer, node.clock, lambda: node.map, {}, reads)
 
     def commit() -> Commit:
         writes = Writes([ada], encode_prefixes([ada]), [b"1\0"], 10)

@@ -13,6 +13,7 @@ import pytest
 import redis
 from tests.server.support import in_threads
 from tests.server.support_resp import DIALECTS, resp_client, serving_resp
+from tests.site.support import HookedEngine, open_memory
 from tests.waiting import wait_until
 
 import floodmark
@@ -20,6 +21,7 @@ from floodmark.model.errors import LeaseHeld
 from floodmark.server import Server
 from floodmark.server.resp.scans import translate_pattern
 from floodmark.site import Site
+from floodmark.testing.clock import SimulatedTime
 
 
 @pytest.fixture(scope="module")
@@ -398,6 +400,28 @@ def test_refused_command_spoils_the_transaction(client: Any) -> None:
 def test_transaction_commands_out_of_place(client: Any) -> None:
     refused("EXEC without MULTI", lambda: client.execute_command("EXEC"))
     refused("DISCARD without MULTI", lambda: client.execute_command("DISCARD"))
+
+
+def test_watched_key_that_expires_ends_the_transaction() -> None:
+    time = SimulatedTime()
+    with (
+        serving_resp(open_memory(HookedEngine(), time)) as (_, server),
+        resp_client(server) as client,
+        client.pipeline() as pipe,
+    ):
+        for lives_ms, is_changed in ((3_000, False), (2_000, True), (1_000, False)):
+            client.set("lock", "me", px=lives_ms)
+            time.advance(1_000)
+            pipe.watch("lock")
+            time.advance(1_000)
+            pipe.multi()
+            pipe.set("resource", lives_ms)
+            if is_changed:
+                with pytest.raises(redis.WatchError):
+                    pipe.execute()
+            else:
+                assert pipe.execute() == [True]
+                assert client.get("resource") == b"%d" % lives_ms
 
 
 def test_watched_key_that_changes_ends_the_transaction(client: Any) -> None:

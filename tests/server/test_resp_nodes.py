@@ -116,7 +116,18 @@ def test_transaction_runs_at_the_node_of_its_keys(cluster: NodeCluster, number: 
             pipe.set(second, "never")
             with pytest.raises(redis.WatchError):
                 pipe.execute()
-        assert client.mget(first, second) == [b"5", b"4"]
+            client.set(first, "6", ex=2)
+            for is_expired in (False, True):
+                pipe.watch(first)
+                cluster.tick(1 + is_expired)
+                pipe.multi()
+                pipe.set(second, "7")
+                if is_expired:
+                    with pytest.raises(redis.WatchError):
+                        pipe.execute()
+                else:
+                    assert pipe.execute() == [True]
+        assert client.mget(first, second) == [None, b"7"]
 
 
 def test_write_over_nodes_is_refused_and_writes_nothing(client: Any) -> None:

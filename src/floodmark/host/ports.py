@@ -315,11 +315,13 @@ class PeerVersions(msgspec.Struct, frozen=True):
 class PeerCommands(msgspec.Struct, kw_only=True):
     """A write command over RESP, or the commands of a transaction, and the rights of its caller.
 
-    `on` are the qualified keys; `watched` is None for a single command.
+    `on` are the qualified keys.  `watched` has the versions of those that are watched, and `watched_ms` the
+    moments since when; `watched` is None for a single command.
     """
 
     requests: list[list[bytes]]
     watched: dict[bytes, Version] | None
+    watched_ms: dict[bytes, int] = {}
     on: list[bytes]
     space: str | None
     by_prefix: bool

@@ -332,10 +332,9 @@ def require_served(partition: DecidingPartition) -> None:
         raise moved(partition)
 
 
-def newest_version(engine: Engine, key: bytes) -> Version:
-    """The version of the newest record of a qualified key, dead or alive; 0 if there is none."""
-    found = find_stored(engine, encode_prefix(key), None)
-    return 0 if found is None else found[0]
+def newest_record(engine: Engine, key: bytes) -> tuple[Version, bytes] | None:
+    """The newest record of a qualified key, dead or alive, and its version."""
+    return find_stored(engine, encode_prefix(key), None)
 
 
 def _write_any(version: Version, site: int) -> Merge:

@@ -440,9 +440,8 @@ class LocalPartition(PreparingPartition):
         self._committer.observe(at)
         self._committer.swaps.learn(at)
         self._committer.wait_applied(at)
-        Validation(self._committer, self._serving, self._collected, reads).require_unchanged_until(
-            at, transaction
-        )
+        validation = Validation(self._committer, self._clock, self._serving, self._collected, reads)
+        validation.require_unchanged_until(at, transaction)
         # As before a read: a new owner may still write at or below `at`.
         if self.retired:
             raise moved(self)

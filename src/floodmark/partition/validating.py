@@ -10,23 +10,40 @@ commits.  Prepared writes are above it too, so none can be inserted below.
 **A prepared write** on what was read is a conflict, and is not waited for.  It lies above R, since the reads
 at R have settled those below, and it may commit below c.
 
+**An expiry** in (R, c] is a change like any other: what was alive at R and is dead at c is a conflict, though
+the node may not have told it yet (`expiring.py`).  It is judged as readers judge it at R and at c.  In ranges
+only whole records are looked for, in the index of expiries, and not single fields.
+
 **Garbage collection** may remove the deletion of a key.  Of a version that it has passed, nothing can be
 told, so that is a conflict too.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from floodmark.clock import HybridClock
 from floodmark.codec.changelog import CommitRow, decode_log_key, decode_row, encode_log_range
-from floodmark.codec.ordered import NAMESPACE_BYTES, decode_version, encode_prefixes
+from floodmark.codec.ordered import (
+    NAMESPACE_BYTES,
+    VERSION_BYTES,
+    decode_key,
+    decode_version,
+    encode_namespace,
+    encode_prefixes,
+    encode_version,
+)
+from floodmark.codec.states import live_value
+from floodmark.codec.values import HAS_EXPIRY, HAS_STAMPS
+from floodmark.engine import Row
 from floodmark.model.errors import Conflict, TransactionTooOld
 from floodmark.model.limits import PAGE_BYTES_MAX, PAGE_ROWS_MAX, TRANSACTION_AGE_MS_MAX
 from floodmark.model.partition import ReadSet
 from floodmark.model.ranges import KeyRange, after
 from floodmark.model.version import VERSION_MAX, Version, compose, physical_ms
+from floodmark.partition.commit.expiry_index import decode_index_key, index_range
 from floodmark.partition.committer import Committer, moved
 from floodmark.partition.deciding import DecidingPartition, Serving, route
-from floodmark.partition.families import DATA, LOG
+from floodmark.partition.families import DATA, LOG, META
 from floodmark.partition.generations import swapped_at
 from floodmark.partition.read.records import find_stored, scan_versions
 
@@ -37,10 +54,16 @@ class Validation:
     """The reads of one transaction, all of whose keys are served by one node."""
 
     def __init__(
-        self, committer: Committer, serving: Serving, collected: Mapping[bytes, Version], reads: ReadSet
+        self,
+        committer: Committer,
+        clock: HybridClock,
+        serving: Serving,
+        collected: Mapping[bytes, Version],
+        reads: ReadSet,
     ) -> None:
         self.reads = reads
         self._committer = committer
+        self._clock = clock
         self._engine = committer.place.engine
         self._serving = serving
         self._collected = collected
@@ -86,6 +109,7 @@ class Validation:
                 raise self._conflict(key, version)
         if reads.ranges:
             self._require_ranges_unchanged()
+        self._require_not_expired(rows, now)
 
     def _require_ranges_unchanged(self) -> None:
         for partition, ranges in self._ranges_by_partition().items():
@@ -105,17 +129,59 @@ class Validation:
         self._require_known(self._committer.now())
         self._require_not_prepared(at, transaction)
         self._require_not_declared(at, transaction)
-        for key, prefix in zip(self.reads.keys, encode_prefixes(self.reads.keys), strict=True):
-            found = find_stored(self._engine, prefix, at)
-            if found is not None and found[0] > self.reads.since:
-                raise self._conflict(key, found[0])
+        prefixes = encode_prefixes(self.reads.keys)
+        rows = self._engine.ceilings(DATA, prefixes, [prefix + encode_version(at) for prefix in prefixes])
+        for key, row in zip(self.reads.keys, rows, strict=True):
+            if row is not None and (version := decode_version(row[0])) > self.reads.since:
+                raise self._conflict(key, version)
         self._scan_ranges(at)
+        self._require_not_expired(rows, at)
 
     def _scan_ranges(self, until: Version) -> None:
         for keys in self.reads.ranges:
             for page in scan_versions(self._engine, keys, self.reads.since, until):
                 for version, key, _ in page.rows:
                     raise self._conflict(key, version)
+
+    def _require_not_expired(self, rows: Sequence[Row | None], until: Version) -> None:
+        """Raise Conflict if what was read, and is not written since, has expired before a version.
+
+        `rows` are those of the keys.
+        """
+        read_ms, now_ms = self._clock.judged_ms(self.reads.since), self._clock.judged_ms(until)
+        first, last = read_ms // 1000 + 1, now_ms // 1000
+        if first > last:
+            # No second has begun in between.
+            return
+        for key, row in zip(self.reads.keys, rows, strict=True):
+            if row is None or not row[1][-1] & (HAS_EXPIRY | HAS_STAMPS):
+                continue
+            if live_value(row[1], read_ms) != live_value(row[1], now_ms):
+                raise self._expired(key, until)
+        if not self.reads.ranges:
+            return
+        start, end = index_range(first, last)
+        while page := self._engine.scan(META, start, end, rows_max=PAGE_ROWS_MAX, bytes_max=PAGE_BYTES_MAX):
+            for index_key, _ in page:
+                engine_key = decode_index_key(index_key).engine_key
+                namespace, user_key, version = decode_key(engine_key)
+                key = encode_namespace(namespace) + user_key
+                if version <= self.reads.since and any(keys.contains(key) for keys in self.reads.ranges):
+                    # The row may have outlived its record.
+                    newest = find_stored(self._engine, engine_key[:-VERSION_BYTES], self.reads.since)
+                    if newest is not None and newest[0] == version:
+                        raise self._expired(key, until)
+            start = after(page[-1][0])
+
+    def _expired(self, key: bytes, version: Version) -> Conflict:
+        since = self.reads.since
+        return Conflict(
+            f"{key[NAMESPACE_BYTES:]!r:.60} has expired by version {version}, after the transaction had read "
+            f"it at {since}; begin the transaction again, as run_transaction does",
+            key=key[NAMESPACE_BYTES:],
+            namespace=int.from_bytes(key[:NAMESPACE_BYTES], "big"),
+            version=version,
+        )
 
     def _require_known(self, now: Version) -> None:
         """Refuse a version so old that changes above it may have been forgotten."""

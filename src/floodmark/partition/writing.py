@@ -169,7 +169,7 @@ class NodeWrites:
             require_batch(transaction)
         if reads is None:
             return None
-        validation = Validation(self._committer, self._serving, self._collected, reads)
+        validation = Validation(self._committer, self._clock, self._serving, self._collected, reads)
         if reads.ranges:
             validation.look_ahead()
         return validation

@@ -1,5 +1,6 @@
 """The site's contract: what transactions read, and which writes of others they conflict with."""
 
+import json
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -403,6 +404,47 @@ class SerializingContract(SiteContractBase):
             ):
                 with pytest.raises(Closed, match="begin another one"):
                     use()
+
+    @in_partitions
+    @pytest.mark.parametrize("coordinator", [None, 0])
+    @pytest.mark.parametrize("reads", ["get", "get_many", "scan", "part of a scan", "field"])
+    def test_what_has_expired_after_it_was_read_is_a_conflict(
+        self, site: Site, users: Namespace, time: SimulatedTime, reads: str, coordinator: int | None
+    ) -> None:
+        people = site.create_namespace("people", merge="fields")
+        read: Callable[[Transaction], object] = {
+            "get": lambda t: t.get(users, b"lease"),
+            "get_many": lambda t: t.get_many(users, [b"a", b"lease"])[1],
+            "scan": lambda t: dict(t.scan(users)).get(b"lease"),
+            "part of a scan": lambda t: dict(t.scan(users, limit=1)).get(b"lease"),
+            "field": lambda t: json.loads(t.get(people, b"lease")).get("holder"),
+        }[reads]
+        users.put(b"old", b"1", ttl=1)
+        time.advance(1_000)
+        people.put(b"lease", {"name": "lease"})
+        people.update(b"lease", {"holder": "me"}, ttl=2)
+        users.put(b"lease", b"other", ttl=1)
+        users.put(b"lease", b"me", ttl=2)
+        time.advance(1_000)
+        with site.transaction(coordinator=coordinator) as transaction:
+            assert read(transaction) is not None
+            assert transaction.get(users, b"old") is None
+            transaction.put(users, b"x", b"1")
+        # A second begins, and nothing expires.
+        transaction = site.transaction(coordinator=coordinator)
+        assert read(transaction) is not None
+        transaction.put(users, b"resource", b"1")
+        time.advance(2_000)
+        with pytest.raises(Conflict) as raised:
+            transaction.commit()
+        assert raised.value.details["key"] == b"lease"
+        assert users.get(b"resource") is None
+        # What had expired before is none.
+        with site.transaction(coordinator=coordinator) as transaction:
+            assert read(transaction) is None
+            transaction.put(users, b"resource", b"2")
+            time.advance(1_000)
+        assert users.get(b"resource") == b"2"
 
     def test_transaction_that_is_too_old_or_too_large_says_what_to_do(
         self, site: Site, users: Namespace, time: SimulatedTime

@@ -19,7 +19,7 @@ from floodmark.partition.prepared.settling import SETTLES_MAX
 from floodmark.server.access import Caller
 from floodmark.server.resp.commands import COMMANDS
 from floodmark.server.resp.committing import WriteJob
-from floodmark.server.resp.records import CommandRecords, Spaces
+from floodmark.server.resp.records import CommandRecords, Spaces, Watched
 from floodmark.server.resp.session import QueuedCommands, Session
 from floodmark.server.resp.table import CommandError, attempt
 from floodmark.site.site import Site
@@ -127,7 +127,12 @@ class _Visit:
         if commands.watched is None:
             [(command, request)] = found
             return command.handler(records, request)
-        return QueuedCommands(commands.on, found, commands.watched, SimpleNamespace()).run(records)
+        now_ms = records.now_ms()
+        watched = {
+            key: Watched(version, commands.watched_ms.get(key, now_ms))
+            for key, version in commands.watched.items()
+        }
+        return QueuedCommands(commands.on, found, watched, SimpleNamespace()).run(records)
 
 
 def _pack(job: WriteJob, on: Sequence[bytes]) -> PeerCommands:
@@ -139,7 +144,8 @@ def _pack(job: WriteJob, on: Sequence[bytes]) -> PeerCommands:
     requests = [job.request] if batch is None else [each for _, each in batch.queued]
     return PeerCommands(
         requests=[[*request] for request in requests],
-        watched=None if batch is None else dict(batch.watched),
+        watched=None if batch is None else {key: each.version for key, each in batch.watched.items()},
+        watched_ms={} if batch is None else {key: each.at_ms for key, each in batch.watched.items()},
         on=[*on],
         space=None if session.space is None else session.space.name,
         by_prefix=session.door.spaces.by_prefix,

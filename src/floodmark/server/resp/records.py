@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from floodmark.codec.states import live_value
 from floodmark.codec.values import encode_value
 from floodmark.engine import Row
 from floodmark.host.embedded import EmbeddedHost
@@ -11,7 +12,7 @@ from floodmark.merge.policies import COUNTER, FIELDS
 from floodmark.model.access import Role
 from floodmark.model.errors import NamespaceNotFound
 from floodmark.model.version import Version
-from floodmark.partition.deciding import newest_version
+from floodmark.partition.deciding import newest_record
 from floodmark.server.access import Caller
 from floodmark.server.resp.table import WRONG_TYPE, CommandError
 from floodmark.site.namespace import Namespace
@@ -77,6 +78,13 @@ class Held(NamedTuple):
 
     value: bytes
     expires_at: int | None
+
+
+class Watched(NamedTuple):
+    """A watched key: the version of its newest record, dead or alive, and the moment; 0 if there is none."""
+
+    version: Version
+    at_ms: int
 
 
 class KeyPlace(NamedTuple):
@@ -147,9 +155,17 @@ class CommandRecords:
         found = self._router.call(place.qualified, lambda partition: partition.find(place.qualified))
         return None if found is None else Held(found.value, found.expires_at)
 
-    def version(self, qualified: bytes) -> Version:
-        """The version of the newest record of a key, dead or alive, for WATCH."""
-        return newest_version(self.spaces.host.node.engine, qualified)
+    def watch(self, qualified: bytes) -> Watched:
+        """A key as it is now."""
+        found = newest_record(self.spaces.host.node.engine, qualified)
+        return Watched(0 if found is None else found[0], self.now_ms())
+
+    def is_changed(self, qualified: bytes, watched: Watched) -> bool:
+        """Whether a key was written since it was watched, or what it held has expired."""
+        found = newest_record(self.spaces.host.node.engine, qualified)
+        if found is None or found[0] != watched.version:
+            return found is not None or watched.version != 0
+        return live_value(found[1], watched.at_ms) != live_value(found[1], self.now_ms())
 
     # Writes
 

@@ -11,22 +11,22 @@ from floodmark.model.version import Version
 from floodmark.server.access import Access, Caller
 from floodmark.server.counters import ServerMetrics
 from floodmark.server.logs import RefusedCallers
-from floodmark.server.resp.records import CommandRecords, Space, Spaces
+from floodmark.server.resp.records import CommandRecords, Space, Spaces, Watched
 from floodmark.server.resp.table import Arguments, Command, describe
 from floodmark.wire.resp import RESP2
 
 
 class QueuedCommands(NamedTuple):
-    """The commands of a transaction, as one write: its qualified keys, and the versions of those watched."""
+    """The commands of a transaction, as one write: its qualified keys, and those of them that are watched."""
 
     on: Sequence[bytes]
     queued: Sequence[tuple[Command, Arguments]]
-    watched: Mapping[bytes, Version]
+    watched: Mapping[bytes, Watched]
     session: object
 
     def run(self, records: CommandRecords) -> object:
         """Run inside the round; None if a watched key has changed."""
-        if any(records.version(key) != version for key, version in self.watched.items()):
+        if any(records.is_changed(key, watched) for key, watched in self.watched.items()):
             return None
         return [_run_one(self.session, records, command, request) for command, request in self.queued]
 
@@ -93,7 +93,7 @@ class Session:
         # Commands of a transaction, None outside of one, and whether one of them was refused.
         self.queued: list[tuple[Command, Arguments]] | None = None
         self.is_spoiled = False
-        self.watched: dict[bytes, Version] = {}
+        self.watched: dict[bytes, Watched] = {}
         self._certificate = certificate
         self._token: str | None = None
         self._space: Space | None = None

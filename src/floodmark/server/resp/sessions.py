@@ -363,7 +363,7 @@ def watch(session: Session, arguments: Arguments) -> object:
     assert records is not None
     for key in arguments[1:]:
         qualified = records.locate(key, Role.READ).qualified
-        session.watched.setdefault(qualified, records.version(qualified))
+        session.watched.setdefault(qualified, records.watch(qualified))
     return OK
 
 
