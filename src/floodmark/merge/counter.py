@@ -3,7 +3,8 @@
 A site counts what was added there, in one entry that it alone writes: of two states of an entry the
 younger knows all that the older did.  The value is the sum of the entries, so that nothing is lost and
 nothing is counted twice, however often and in whatever order the sites hear of each other.  A delete takes
-away the entries that are not younger than it, and the sites begin again at 0.
+away the entries that are not younger than it, and the sites begin again at 0.  An entry is a whole total:
+that of a site that adds again before it hears of a delete is younger, and stays with all that it has added.
 """
 
 from floodmark.codec.states import CounterEntry, CounterState, encode_state

@@ -197,8 +197,14 @@ def _pairs(arguments: Arguments) -> list[tuple[bytes, bytes]]:
     return [*dict(zip(arguments[1::2], arguments[2::2], strict=True)).items()]
 
 
-@TABLE.write("UNLINK", -2, keys=ALL)
-@TABLE.write("DEL", -2, keys=ALL)
+DELETES: Final = (
+    "same as Redis; a counter keeps all that another site has added if that site adds again before it "
+    "hears of the deletion"
+)
+
+
+@TABLE.write("UNLINK", -2, DELETES, keys=ALL)
+@TABLE.write("DEL", -2, DELETES, keys=ALL)
 def delete(records: CommandRecords, arguments: Arguments) -> object:
     deleted = 0
     for key in arguments[1:]:
@@ -209,7 +215,7 @@ def delete(records: CommandRecords, arguments: Arguments) -> object:
     return deleted
 
 
-@TABLE.write("GETDEL", 2)
+@TABLE.write("GETDEL", 2, DELETES)
 def get_and_delete(records: CommandRecords, arguments: Arguments) -> object:
     place = records.locate(arguments[1], Role.WRITE)
     held = records.find_at(place)
