@@ -29,8 +29,8 @@ from floodmark.model.version import physical_ms
 from floodmark.site.opening import open_accepting
 
 _AFTER_LOSS: Final = (
-    "compare the site with a peer, floodmark verify --repair, or restore the missing records from a backup "
-    "(docs/operations/damage.md)"
+    "before clients add to counters: compare the site with a peer, floodmark verify --repair, or restore the "
+    "missing records from a backup (docs/operations/damage.md)"
 )
 
 _STYLES: Final = {
