@@ -22,7 +22,7 @@ demo: $(STAMP) ## Run the demo
 # The tests make thousands of small sites and sync each write: in memory they do not wait for a disk.
 MEMORY := $(shell [ "$$(df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 { print $$4 }')" -gt 4000000 ] 2>/dev/null \
 	&& echo /dev/shm)
-test test-all: export TMPDIR := $(or $(TMPDIR),$(MEMORY),/tmp)
+test test-all soak: export TMPDIR := $(or $(TMPDIR),$(MEMORY),/tmp)
 
 test: $(STAMP) ## Run the tests: each promise and each command once, in minutes (ARGS="-k name" picks some)
 	@$(PYTEST) -n 4 --ignore tests/test_tidy.py $(ARGS)
@@ -80,8 +80,9 @@ bench-atomic: $(STAMP) ## Measure atomic batches and reads beside no control and
 bench-nodes: $(STAMP) ## Measure nodes on PostgreSQL beside a plain psycopg program
 	@$(BIN)/python benchmarks/nodes.py $(ARGS)
 
-soak: $(STAMP) ## Run the tests that take minutes, two at a time: about three hours
-	@$(PYTEST) -n 2 -m soak --hypothesis-profile soak -o faulthandler_timeout=7200 $(ARGS)
+# Each test is given out alone: a module may have ten thousand histories.
+soak: $(STAMP) ## Run the tests that take minutes, two at a time: over ten hours of processor time
+	@$(PYTEST) --dist load --maxschedchunk 1 -n 2 -m soak --hypothesis-profile soak -o faulthandler_timeout=7200 $(ARGS)
 
 clean: ## Remove .venv, caches and build results
 	@rm -rf $(VENV) build dist src/*.egg-info .hypothesis .import_linter_cache \

@@ -74,8 +74,8 @@ class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling:
-    return Scheduling(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Scheduling | None:
+    return Scheduling(config, log) if config.getoption("dist") == "loadscope" else None
 
 
 @pytest.hookimpl(tryfirst=True)
