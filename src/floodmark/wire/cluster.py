@@ -315,6 +315,12 @@ class Attempts:
         self._ends = None
         self._backoff.reset()
 
+    def prolong(self) -> None:
+        """Allow as much time as after progress: a node has answered."""
+        if self._allowed_seconds != self._renewed_seconds:
+            self._allowed_seconds = self._renewed_seconds
+            self._ends = None
+
     def pause(self, error: FloodmarkError) -> None:
         """Wait before another attempt.  Raises the error if no time is left."""
         if self._ends is None:

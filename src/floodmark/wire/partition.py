@@ -258,6 +258,8 @@ class RemoteMoves:
             raise error
         url = partition.place if isinstance(partition, RemotePartition) else None
         is_moved = isinstance(error, PartitionMoved)
+        if is_moved:
+            self._attempts.prolong()
         # Most often a partition has moved before it was called, and the next map is right.
         if not self._is_first or not is_moved:
             self._attempts.pause(error)
