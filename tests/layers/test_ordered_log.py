@@ -12,12 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.layers.conftest import Place, cut_at_every_write
+from tests.replication.support_links import Mesh, topology_of
 from tests.site.support import HookedEngine, open_memory
 
 import floodmark
 from floodmark.layers import LogPosition, OrderedLog
 from floodmark.layers.ordered_log import Ordering
 from floodmark.model.errors import Conflict, InvalidArgument, InvalidValue, VersionCollected, WrongPolicy
+from floodmark.replication.topology import MemberSite, SiteState
 from floodmark.site import Site
 from floodmark.site.transaction import Transaction
 from floodmark.testing.clock import SimulatedTime
@@ -397,3 +399,35 @@ def test_by_conflicts_a_transaction_that_is_overtaken_by_a_later_bucket_is_refus
             with pytest.raises(Conflict):
                 transaction.commit()
         assert entries(log) == [b"first", b"newer", b"newest"]
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_a_site_reads_the_entries_of_one_that_it_has_replaced(ordering: Ordering) -> None:
+    mesh = Mesh("oslo", "rome")
+    log = OrderedLog(mesh["oslo"], "users", ordering=ordering)
+    for number in range(40):
+        append(log, b"%d" % number)
+        mesh.time.advance((0, 100, 700, 20_000)[number % 4])
+    log.trim(before=[*log.read()][3][0])
+    mesh.exchange()
+    # Entries may be appended here in another order.
+    there = OrderedLog(mesh["rome"], "users")
+    append(there, b"here")
+    mesh.exchange()
+    oslo, expected = mesh["oslo"].id, [*log.read()]
+    with pytest.raises(InvalidArgument, match="read them at that site"):
+        there.read(site=oslo)
+    removed = MemberSite(id=oslo, state=SiteState.REMOVED, final=mesh.watermark("rome")[oslo])
+    mesh["rome"].set_topology(topology_of("rome", epoch=2, oslo=removed))
+    assert [*there.read(site=oslo)] == expected
+    assert [*there.read(expected[20][0], site=oslo)] == expected[21:]
+    with pytest.raises(VersionCollected, match="was trimmed"):
+        list(there.read(LogPosition(1), site=oslo))
+    assert entries(there) == entries(there, site=mesh["rome"].id) == [b"here"]
+    assert entries(there, site=99) == []
+    with pytest.raises(InvalidArgument, match="can be followed"):
+        there.read(site=oslo, follow=True)
+    unknown: list[Any] = [0, 256, "oslo"]
+    for site in unknown:
+        with pytest.raises(InvalidArgument, match="id of a site"):
+            there.read(site=site)

@@ -192,7 +192,7 @@ class ObjectHistory(Generic[State]):
                 last = name
 
     def changes(
-        self, since: LogPosition | Version | None = None, *, follow: bool = False
+        self, since: LogPosition | Version | None = None, *, follow: bool = False, site: int | None = None
     ) -> Iterator[tuple[LogPosition, StateChange[State]]]:
         """What `set` and `end` have changed, in the order of their commits, from the `change_log`.
 
@@ -202,7 +202,7 @@ class ObjectHistory(Generic[State]):
             raise InvalidArgument(
                 f"{self!r} has no change log; open it with change_log=, and a name for that"
             )
-        for position, entry in self.change_log.read(since, follow=follow):
+        for position, entry in self.change_log.read(since, follow=follow, site=site):
             encoded, _, rest = entry.partition(b"\x00")
             name, state = encoded.decode(), rest[_TIME_BYTES + 1 :]
             moment = _moment(int.from_bytes(rest[:_TIME_BYTES], "big"))

@@ -27,6 +27,7 @@ bucket: an appender two buckets on declares nothing that it reads.
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from copy import copy
 from datetime import timedelta
 from functools import partial
 from itertools import chain, islice
@@ -36,9 +37,9 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from floodmark.codec.appends import NO_BUCKET, SHIFT_MAX, append_key, encode_bucket
 from floodmark.layers.ports import LayerSite, LayerTransaction, claim, present
-from floodmark.model.change import ChangeType
+from floodmark.model.change import ChangeType, Stamp
 from floodmark.model.errors import Conflict, InvalidArgument, InvalidValue, VersionCollected, WrongPolicy
-from floodmark.model.limits import VALUE_BYTES_MAX
+from floodmark.model.limits import SITE_IDS_MAX, VALUE_BYTES_MAX
 from floodmark.model.ranges import prefix_end
 from floodmark.model.version import COUNTER_BITS, VERSION_MAX, Version
 
@@ -106,7 +107,7 @@ class OrderedLog:
     milliseconds.  Without `bucketing` all go to the end of one range.  Both are for a new log: one that
     exists keeps what it has, until `change_interval`.
 
-    Each site reads the entries that were appended there.
+    Each site reads the entries that were appended there, and those of a site that it has replaced.
 
     >>> import floodmark, tempfile
     >>> from floodmark.layers import OrderedLog
@@ -132,9 +133,7 @@ class OrderedLog:
         self._site = site
         # The namespace with the rows of the layer.
         self.stored = claim(site, name, ORDERED_LOG)
-        own = bytes([site.id])
-        self._entries, self._marks, self._declared = b"e" + own, b"m" + own, b"x" + own
-        self._settings, self._trimmed = b"i" + own, b"t" + own
+        self._name_rows(site.id)
         shift = _shift_of(interval if bucketing else None, ordering)
         kept, _ = _decode(site.run_transaction(lambda t: self._begin(t, ordering, shift)))
         if kept != ordering:
@@ -154,6 +153,11 @@ class OrderedLog:
 
     def __repr__(self) -> str:
         return f"OrderedLog({self.name!r})"
+
+    def _name_rows(self, site: int) -> None:
+        own = bytes([site])
+        self._entries, self._marks, self._declared = b"e" + own, b"m" + own, b"x" + own
+        self._settings, self._trimmed = b"i" + own, b"t" + own
 
     # Writes
 
@@ -307,14 +311,34 @@ class OrderedLog:
     # Reads
 
     def read(
-        self, since: LogPosition | Version | None = None, *, follow: bool = False
+        self, since: LogPosition | Version | None = None, *, follow: bool = False, site: int | None = None
     ) -> Iterator[tuple[LogPosition, bytes]]:
         """The entries behind a position in order, up to the resolved version; with `follow`, and then on.
 
         A version as position stands for the last entry there.  VersionCollected if entries behind the
         position were trimmed; without a position, what is left is read.
+
+        `site` is the id of another site whose entries are to be read: one that was removed, or whose backup
+        was restored here.  InvalidArgument if a link brings more of them, or to follow them.
         """
-        return chain.from_iterable(self._portions(since, follow=follow))
+        if site is None or site == self._site.id:
+            return chain.from_iterable(self._portions(since, follow=follow))
+        if type(site) is not int or not 1 <= site <= SITE_IDS_MAX:
+            raise InvalidArgument(f"the id of a site is a number from 1 to {SITE_IDS_MAX}, not {site!r:.60}")
+        if follow:
+            raise InvalidArgument(f"only the own entries of a site can be followed, not those of site {site}")
+        if not self._site.covers(self.name, Stamp(VERSION_MAX, site)):
+            raise InvalidArgument(
+                f"a link brings entries of site {site} to {self!r}, and not always in order: read them at "
+                "that site, or here when it was removed"
+            )
+        other = copy(self)
+        other._name_rows(site)
+        settings = self.stored.get(other._settings)
+        if settings is None:
+            return iter(())
+        other.ordering, _ = _decode(settings)
+        return chain.from_iterable(other._portions(since, follow=False))
 
     def _portions(
         self, since: LogPosition | Version | None, *, follow: bool
