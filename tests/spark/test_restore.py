@@ -17,6 +17,7 @@ from floodmark.model.errors import (
     InvalidOption,
     InvalidVersion,
     Unreachable,
+    WrongPolicy,
 )
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
@@ -288,6 +289,20 @@ def test_an_empty_namespace_that_other_sites_share_is_refused(
     assert list(rome.site.changes("users")) == []
     rome.site.set_topology(replace(topology, epoch=2, namespaces={}))
     assert restore(target, address_of(rome.url), "users", spark=spark).verified
+
+
+def test_a_range_of_what_a_layer_keeps_is_refused(
+    spark: SparkSession, served: Served, rome: Served, target: str
+) -> None:
+    """Its rows have keys of their own, so that nothing would be found."""
+    served.site.create_namespace("files", large_values=True).put(b"eu/readme", b"text")
+    backup(address_of(served.url), "files", target, spark=spark)
+    with pytest.raises(WrongPolicy, match="holds large values 1, in which a range of keys means nothing"):
+        restore(target, address_of(rome.url), "files", keys=KeyRange(b"eu/", b"eu0"), spark=spark)
+    assert rome.site.namespaces() == []
+    assert restore(target, address_of(rome.url), "files", spark=spark).verified
+    restored = rome.site.namespace("files", large_values=True)
+    assert list(restored.scan(b"eu/", b"eu0")) == [(b"eu/readme", b"text")]
 
 
 # Elsewhere

@@ -28,6 +28,7 @@ from pyspark.sql import functions as F
 from floodmark.files.directory import Directory, directory_at
 from floodmark.host.catalog import NamespaceRow
 from floodmark.host.ports import NamespaceUpdate
+from floodmark.layers.ports import LAYER
 from floodmark.links.returning import (
     BackupFacts,
     Portion,
@@ -44,6 +45,7 @@ from floodmark.model.errors import (
     InvalidConfiguration,
     NamespaceExists,
     NamespaceNotFound,
+    WrongPolicy,
 )
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
@@ -171,6 +173,8 @@ def restoring(
         if not rebuilds:
             _require_unshared(site, namespace)
         _require_sound(session, place, chain, progress or SILENT)
+        if keys != EVERYTHING:
+            _require_plain(session, place, chain)
         row, created = _open_namespace(site, namespace, chain)
         begun = site.host.versions.open_epoch(namespace, f"restore/{identity}", 0)
         resumed = require_own(site.host, row, begun)
@@ -289,6 +293,19 @@ def _require_sound(spark: SparkSession, place: Directory, chain: Chain, progress
         raise BackupDamaged(
             f"the backup is damaged, and nothing was restored: {found}. Restore from another copy; "
             f"`floodmark backup --check {place.location}` lists all damage"
+        )
+
+
+def _require_plain(spark: SparkSession, place: Directory, chain: Chain) -> None:
+    """Refuse to restore a part of what a layer keeps, whose keys are not those of its users."""
+    with explaining(place):
+        layers = read_parts(spark, place, chain.parts).where(F.col("key") == F.lit(LAYER)).select("value")
+        layer = layers.where(F.col("value").isNotNull()).first()
+    if layer is not None:
+        raise WrongPolicy(
+            f"the backup is of a namespace that holds {bytes(layer[0]).decode(errors='replace')}, in which a "
+            "range of keys means nothing; restore all of it into a new namespace, and read the range there",
+            namespace=chain.newest.namespace.name,
         )
 
 
