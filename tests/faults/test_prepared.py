@@ -123,7 +123,7 @@ class World:
     def follow(self) -> None:
         """Take in what is resolved, from the tail if it has it."""
         resolved = self.node.resolved_version()
-        assert all(resolved < write.version for write in self.partition.prepared())
+        assert all(resolved < write.version for write in self.node.committer.prepared.all())
         entries = self.node.committer.tail.between(self.announced, resolved)
         logged = dict(self.read_log(self.announced, resolved))
         if entries is not None:

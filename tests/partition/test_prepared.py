@@ -83,7 +83,7 @@ def test_prepared_write_is_seen_when_it_is_committed(
 ) -> None:
     version = prepare(partition, users, "t", a=b"1", b=b"2")
     assert users.get(b"a") is None
-    assert [tuple(write)[:2] for write in map(_fields, partition.prepared())] == [("t", version)]
+    assert _prepared(site) == [("t", version)]
     assert partition.commit_prepared("t", version)
     assert (users.get(b"a"), users.get(b"b")) == (b"1", b"2")
     assert [(change.key, change.version) for change in site.changes("users")] == [
@@ -93,11 +93,11 @@ def test_prepared_write_is_seen_when_it_is_committed(
     record = users.record(b"a")
     assert record is not None
     assert record.stamp == Stamp(version, 7)
-    assert partition.prepared() == []
+    assert _prepared(site) == []
 
 
-def _fields(write: object) -> tuple[object, ...]:
-    return tuple(getattr(write, name) for name in ("transaction", "version", "changes", "bytes"))
+def _prepared(site: Site) -> list[tuple[str, Version]]:
+    return [(write.transaction, write.version) for write in node_of(site).committer.prepared.all()]
 
 
 def test_aborted_write_leaves_no_trace(site: Site, users: Namespace, partition: LocalPartition) -> None:
@@ -159,9 +159,8 @@ def test_resolved_stays_below_it_after_a_restart(
     with open_memory(engine.crashed(), time) as again:
         assert again.resolved_version() == version - 1
         assert again.heartbeat().through == version - 1
-        served = node_of(again).map.partitions[0]
-        assert [write.transaction for write in served.prepared()] == ["t"]
-        served.commit_prepared("t", version)
+        assert _prepared(again) == [("t", version)]
+        node_of(again).map.partitions[0].commit_prepared("t", version)
         assert again.resolved_version() > version
         assert again.namespace("users").get(b"a") == b"newer"
         assert again.namespace("users").get(b"a", at=version) == b"1"
@@ -220,7 +219,7 @@ def test_read_at_a_version_settles_what_is_prepared_on_its_keys(
     version = prepare(partition, users, "t", a=b"1")
     coordinator.fates["t"] = Fate(Decision.COMMIT, version) if commits else Fate(Decision.ABORT)
     assert read(users, site.now()) == (b"1" if commits else b"old")
-    assert partition.prepared() == []
+    assert _prepared(site) == []
 
 
 def test_commit_above_a_snapshot_is_not_in_it(
@@ -415,7 +414,7 @@ def test_transactions_that_race_for_keys_have_them_one_after_the_other(
 
 
 def test_what_can_never_be_committed_is_refused(
-    users: Namespace, partition: LocalPartition, monkeypatch: pytest.MonkeyPatch
+    site: Site, users: Namespace, partition: LocalPartition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, value = qualify(users, b"a"), encode_value(b"1")
     with pytest.raises(InvalidValue, match="carries an origin"):
@@ -438,7 +437,7 @@ def test_what_can_never_be_committed_is_refused(
     monkeypatch.setattr(partition, "limits", partition.limits._replace(bytes_max=100))
     with pytest.raises(CommitTooLarge):
         prepare(partition, users, "u", b=b"x" * 60)
-    assert [write.transaction for write in partition.prepared()] == ["t"]
+    assert _prepared(site) == [("t", version)]
 
 
 def test_keys_of_another_partition_are_refused(

@@ -66,10 +66,11 @@ class Witness:
         with open_site(str(path)) as site:
             assert site.resolved_version() >= self.resolved
             (partition,) = node_of(site).map.partitions
-            left = partition.prepared()
+            prepared = node_of(site).committer.prepared
+            left = prepared.all()
             assert all(write.version > self.resolved for write in left)
             partition.settle_prepared()
-            assert partition.prepared() == []
+            assert prepared.all() == []
             decided = dict(site.namespace("decisions").scan())
             committed = {key for key, value in decided.items() if value != ABORT}
             there = {key for key, _ in site.namespace("users").scan()} - {b"plain"}

@@ -343,7 +343,7 @@ class World:
         forget_batches(self.node, forgotten)
 
     def finish(self) -> None:
-        waiting = [write.transaction for each in self.node.map.partitions for write in each.prepared()]
+        waiting = [write.transaction for write in self.node.committer.prepared.all()]
         if waiting := [each for each in waiting if each in self.open]:
             self.finish_one(self.chance.choice(waiting))
 
@@ -373,7 +373,8 @@ class World:
         resolved = self.node.resolved_version()
         for partition in self.node.map.partitions:
             own = partition.resolved_version()
-            assert all(resolved <= own < write.version for write in partition.prepared())
+            writes = self.node.committer.prepared.within(partition.range)
+            assert all(resolved <= own < write.version for write in writes)
         assert resolved >= self.announced
         entries = self.node.committer.tail.between(self.announced, resolved)
         seen = dict(self.read_log(self.announced, resolved))
@@ -448,7 +449,7 @@ class World:
             self.finish_one(transaction)
         for partition in self.node.map.partitions:
             partition.settle_prepared()
-            assert not partition.prepared()
+        assert not self.node.committer.prepared.all()
         self.heartbeat()
         self.ask()
         stored, logged = replay(self.events)

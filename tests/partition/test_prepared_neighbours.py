@@ -43,7 +43,7 @@ def test_split_and_merge_settle_what_is_prepared(
     decided("before the merge", left)
     site.merge(left.id, right.id)
     assert len(list(site.changes("users"))) == (2 if commits else 0)
-    assert not any(served.prepared() for served in node_of(site).map.partitions)
+    assert node_of(site).committer.prepared.all() == []
 
 
 def test_split_waits_for_what_is_undecided_and_lets_nothing_more_in(
@@ -183,7 +183,7 @@ def test_what_would_have_to_be_rewritten_is_bounded(
     version = partition.prepare("t", [key], [add_to_counter(1_000)])
     coordinator.fates["t"] = Fate(Decision.COMMIT, version)
     added = 0
-    while partition.prepared():
+    while node_of(site).committer.prepared.all():
         counts.add(b"key", 1)
         added += 1
     assert 1 < added < 20
@@ -201,7 +201,7 @@ def test_after_a_restart_merges_settle_first(
     with open_memory(engine.crashed(), time) as again:
         node_of(again).committer.prepared.settler = lambda _: Fate(Decision.COMMIT, version)
         again.namespace("counts").add(b"key", 1)
-        assert node_of(again).map.partitions[0].prepared() == []
+        assert node_of(again).committer.prepared.all() == []
         assert again.namespace("counts").get(b"key") == 7
         assert [change.value for change in again.changes("counts")] == [b"5", b"6", b"7"]
 
@@ -216,7 +216,7 @@ def test_heartbeat_ends_what_was_decided_and_forgotten(
     assert not coordinator.asked.is_set()
     time.advance(2_000)
     site.heartbeat()
-    assert [write.transaction for write in partition.prepared()] == ["u"]
+    assert [write.transaction for write in node_of(site).committer.prepared.all()] == ["u"]
     assert users.get(b"a") == b"1"
 
 
@@ -278,5 +278,5 @@ def test_what_may_not_be_merged_is_refused_at_once(
     counts.add(b"key", COUNTER_TOTAL_MAX)
     with pytest.raises(LimitExceeded):
         partition.prepare("t", [qualify(counts, b"key")], [add_to_counter(1)])
-    assert partition.prepared() == []
+    assert node_of(site).committer.prepared.all() == []
     assert site.resolved_version() > site.now() - (1 << 18)

@@ -63,7 +63,7 @@ def settle(cluster: NodeCluster) -> None:
 
 def open_writes(cluster: NodeCluster) -> list[Any]:
     nodes = (cluster.host(number).current.node for number in cluster.sites)
-    return [write for node in nodes for partition in node.map.partitions for write in partition.prepared()]
+    return [write for node in nodes for write in node.committer.prepared.all()]
 
 
 class DyingPartition:

@@ -72,7 +72,7 @@ def test_a_reader_at_the_owner_asks_the_keeper_for_the_fate(nodes: SiteCluster) 
     assert nodes.hosts[1].transactions._settle(name) == Fate(Decision.UNDECIDED)
     transactions.abort(name, "by its owner")
     assert partition.compare_and_set(KEY, b"old", encode_value(b"newer"), durable=True)
-    assert partition.prepared() == []
+    assert open_writes(nodes) == []
 
 
 def test_a_decided_commit_is_carried_out_by_the_next_keeper(
@@ -110,7 +110,7 @@ def test_an_undecided_transaction_is_aborted_by_the_next_keeper(nodes: SiteClust
     with pytest.raises((NotKeeper, TransactionEnded)):
         first.transactions.commit(name, WRITES)
     assert seen == [b"old"]
-    assert partition.prepared() == []
+    assert open_writes(nodes) == []
     assert read(nodes) == b"old"
     # What the old coordinator still believes has no effect.
     with pytest.raises(NotKeeper):
@@ -137,7 +137,7 @@ def test_prepared_writes_of_a_lost_owner_are_settled_by_its_successor(nodes: Sit
     name = transactions.begin(TIMEOUT, 0)
     serving(second).prepare(name, [KEY], [encode_value(b"new")])
     nodes.cluster.bury(second)
-    assert serving(first).prepared()
+    assert first.node.committer.prepared.all()
     assert transactions.commit(name, WRITES)
     assert serving(first).get(KEY) == b"new"
 
@@ -226,7 +226,7 @@ def move(transaction: Transaction, users: Namespace) -> None:
 
 
 def open_writes(nodes: SiteCluster) -> list[object]:
-    return [write for partition in nodes.nodes[0].map.partitions for write in partition.prepared()]
+    return [write for shared in nodes.cluster.nodes for write in shared.node.committer.prepared.all()]
 
 
 def test_a_transaction_reads_and_writes_keys_of_several_nodes(apart: SiteCluster) -> None:

@@ -322,15 +322,6 @@ Settler = Callable[[str], Fate]
 BatchSettler = Callable[[str, Sequence[bytes]], Fate]
 
 
-class PreparedWrite(msgspec.Struct, frozen=True):
-    """A write that waits for its transaction: since which version, with how many changes and bytes."""
-
-    transaction: str
-    version: Version
-    changes: int
-    bytes: int
-
-
 class HoldKind(StrEnum):
     """What can hold the resolved version back."""
 

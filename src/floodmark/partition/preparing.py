@@ -8,7 +8,7 @@ from typing import Final
 from floodmark.codec.appends import highest_after, mark_write
 from floodmark.codec.stamps import find_origins, stamp_version
 from floodmark.engine import Engine
-from floodmark.model.partition import CommitLimits, Fate, LinkGuard, PreparedWrite
+from floodmark.model.partition import CommitLimits, Fate, LinkGuard
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 from floodmark.partition.commit.commit import CommitTally, Writes, arrange
@@ -158,9 +158,6 @@ class PreparingPartition:
             raise moved(self)
         engine = self._committer.place.engine
         return self._committer.commit(Reserve(conflicts, engine, self, transaction, (within,)))
-
-    def prepared(self) -> list[PreparedWrite]:
-        return [write.describe() for write in self._prepared.within(self.range)]
 
     def settle_prepared(self) -> None:
         """Return when the writes that are prepared here now have ended."""

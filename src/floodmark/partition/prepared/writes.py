@@ -53,7 +53,7 @@ from floodmark.model.limits import (
     PREPARED_BYTES_MAX,
     PREPARED_WRITES_MAX,
 )
-from floodmark.model.partition import BatchSettler, CommitLimits, Decision, Fate, PreparedWrite, Settler
+from floodmark.model.partition import BatchSettler, CommitLimits, Decision, Fate, Settler
 from floodmark.model.ranges import KeyRange, after, prefix_end
 from floodmark.model.version import Version
 from floodmark.partition.commit.commit import BYTES_PER_BYTE, Writes
@@ -131,10 +131,6 @@ class OpenWrite:
         assert self.newer_bytes is not None
         self.newer_bytes += size
         self.newer_changes += changes
-
-    def describe(self) -> PreparedWrite:
-        """The write as others see it."""
-        return PreparedWrite(self.transaction, self.version, len(self.keys), self.bytes)
 
 
 def _undecided(_: str, __: Sequence[bytes] = ()) -> Fate:
