@@ -49,6 +49,7 @@ from floodmark.routing import BatchWriter, CallPool, Router
 from floodmark.routing.atomic import read_atomic
 from floodmark.routing.batches import ask_fate
 from floodmark.site import open_engine
+from floodmark.testing.simulation.nodes import tick
 
 CLIENTS: Final = (1, 8, 32, 64)
 HELD_CLIENTS: Final = 32
@@ -443,10 +444,10 @@ def memory_nodes() -> Iterator[tuple[MemoryMaps, list[SharedNode]]]:
     def beat() -> None:
         while not stopping.wait(BEAT_MS / 1_000):
             for each in shared:
-                each.tick()
+                tick(each)
 
     for each in shared:
-        each.tick()
+        tick(each)
     beating = Thread(target=beat)
     beating.start()
     try:

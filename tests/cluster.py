@@ -26,6 +26,7 @@ from floodmark.routing.batches import BatchWriter, ask_fate
 from floodmark.routing.calls import CallPool
 from floodmark.site import Site
 from floodmark.testing.clock import SimulatedTime
+from floodmark.testing.simulation.nodes import tick
 
 KEY = b"\x00\x00\x01ada"
 LATER = b"\x00\x00\x01zoe"
@@ -63,7 +64,7 @@ class Cluster:
         for _ in range(times):
             self.time.advance(BEAT_MS)
             for node in nodes:
-                node.tick()
+                tick(node)
 
     def bury(self, dead: SharedNode) -> None:
         """Let the others beat until they have declared a node dead."""
@@ -193,7 +194,7 @@ class SiteCluster:
             release=lambda: None,
             abandon=lambda _: None,
             log_retention=None,
-            keeps=shared.is_keeper,
+            keeps=shared.engine.keeper is not None,
             router=Router(
                 nodes,
                 shared.node.storage.entrance,
@@ -211,7 +212,7 @@ class SiteCluster:
     def renew(self) -> None:
         """Open hosts again over nodes that have begun anew, or begun or ceased to keep the site."""
         for index, (shared, host) in enumerate(zip(self.cluster.nodes, self.hosts, strict=True)):
-            if host.node is not shared.node or host.keeps != shared.is_keeper:
+            if host.node is not shared.node or host.keeps != (shared.engine.keeper is not None):
                 self.hosts[index] = self.open(shared)
                 self.sites[index] = Site(self.hosts[index], durable=True)
 
@@ -219,7 +220,7 @@ class SiteCluster:
     def keeper(self) -> EmbeddedHost | None:
         """The host of the node that holds the keeper's lease."""
         hosts = zip(self.cluster.nodes, self.hosts, strict=True)
-        return next((host for shared, host in hosts if shared.is_keeper), None)
+        return next((host for shared, host in hosts if shared.engine.keeper is not None), None)
 
     def give(self, number: int, key: bytes = KEY) -> None:
         """Move the partition of a key from the first node to another."""

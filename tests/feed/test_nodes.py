@@ -26,6 +26,7 @@ from floodmark.partition.beating import NODE
 from floodmark.partition.families import LOG
 from floodmark.partition.recounting import last_beat
 from floodmark.replication.links import LinkRow
+from floodmark.testing.simulation.nodes import tick
 
 # One in each of three partitions, which the nodes with these numbers own.
 KEYS = {b"ada": 1, b"ken": 2, b"zoe": 3}
@@ -63,7 +64,7 @@ class Oslo:
             self.cluster.cluster.time.advance(BEAT_MS)
             for shared in self.cluster.cluster.nodes:
                 if shared.number not in self.dead:
-                    shared.tick()
+                    tick(shared)
                     shared.node.heartbeat()
 
     def kill(self, number: int) -> None:
@@ -299,7 +300,7 @@ def test_seals_by_clocks_that_are_ahead_hold_no_heartbeat_back(oslo: Oslo) -> No
     for _ in range(4):
         oslo.beat()
         oslo.move(b"ada", 1)
-        behind.tick()
+        tick(behind)
         behind.node.heartbeat()
     last = last_beat(oslo.cluster.cluster.engine, NODE)
     assert last is not None

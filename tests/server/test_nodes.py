@@ -102,7 +102,7 @@ def test_nodes_of_different_sites_are_refused() -> None:
         serve(open_memory("bergen"), LOOPBACK) as second,
         closing(nodes_at(first.url, second.url)) as both,
     ):
-        both.hello()
+        both.run(Connection.hello)
         with pytest.raises(SiteMismatch, match="name only nodes of one site"):
             both.run_once(Connection.hello, first=second.url)
 

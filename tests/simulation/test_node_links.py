@@ -41,6 +41,7 @@ from floodmark.testing.clock import SimulatedTime
 from floodmark.testing.simulation.chronicle import NAMESPACES, POLICIES, qualified
 from floodmark.testing.simulation.faults import FAULTS, PlantedFault, plant
 from floodmark.testing.simulation.history import Key, Violation
+from floodmark.testing.simulation.nodes import tick
 from floodmark.testing.simulation.workload import KEYS, choose_batch, choose_write
 
 STEPS: Final = 80
@@ -105,7 +106,7 @@ class NodeSite(SiteCluster):
         """Let all nodes that run beat, watch each other and write heartbeats."""
         for shared in self.cluster.nodes:
             if shared.number not in self.stopped:
-                shared.tick()
+                tick(shared)
                 self.renew()
                 with suppress(FloodmarkError):
                     shared.node.heartbeat()
@@ -195,7 +196,7 @@ class NodeSite(SiteCluster):
     def give_keeper(self) -> None:
         """Let another node keep the site."""
         shared = self.random.choice(self.cluster.nodes)
-        if shared.number not in self.stopped and not shared.is_keeper:
+        if shared.number not in self.stopped and shared.engine.keeper is None:
             shared.take_keeper()
             self.renew()
 

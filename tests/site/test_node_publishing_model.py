@@ -26,6 +26,7 @@ from floodmark.partition.generations import _Places
 from floodmark.partition.learning import KnownSwaps
 from floodmark.partition.membership import SharedNode
 from floodmark.routing.atomic import read_atomic
+from floodmark.testing.simulation.nodes import tick
 
 KEYS = [b"%02d" % number for number in range(9)]
 Pairs = dict[bytes, bytes]
@@ -253,7 +254,7 @@ class World:
             batch.is_ending = False
 
     def keeper(self) -> EmbeddedHost | None:
-        return next((host for shared, host in self.free() if shared.is_keeper), None)
+        return next((host for shared, host in self.free() if shared.engine.keeper is not None), None)
 
     @contextmanager
     def publishing(self) -> Iterator[EmbeddedHost | None]:
@@ -373,7 +374,7 @@ class World:
         for _ in range(steps):
             self.time.advance(self.random.choice([0, 1, 3, 300]))
             for shared in self.nodes.cluster.nodes:
-                shared.tick()
+                tick(shared)
             self.nodes.renew()
             self.engine.interrupt = self.interrupt
             with suppress(FloodmarkError):

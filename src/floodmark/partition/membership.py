@@ -10,7 +10,6 @@ simulation calls both with `tick`.
 
 import logging
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -390,13 +389,6 @@ class SharedNode:
         self._url = self.membership.url = url
         self.beat()
 
-    def tick(self) -> None:
-        """`beat` and `watch`, once."""
-        if self._is_up:
-            with suppress(NodeFenced):
-                self.beat()
-        self.watch()
-
     def beat(self) -> None:
         """Tell the others that this node lives.  Raises NodeFenced if another has replaced it."""
         written = self.node.written()[0]
@@ -458,11 +450,6 @@ class SharedNode:
         return [node for node, beat in living.items() if (beat.url or not self._url) and node not in drained]
 
     # The keeper
-
-    @property
-    def is_keeper(self) -> bool:
-        """Whether this node holds the keeper's lease, as far as it knows."""
-        return self.engine.keeper is not None
 
     def take_keeper(self) -> bool:
         """Take the keeper's lease from its holder, dead or alive; False if another node was faster."""

@@ -80,11 +80,6 @@ class LinkStep(msgspec.Struct, frozen=True, kw_only=True):
     batches: bool = True
     stalled: dict[str, str] = {}
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no namespace moves."""
-        return all(namespace.until <= namespace.since for namespace in self.namespaces)
-
 
 def why_too_old(source: str, namespace: str, begin: Version, horizon: Version) -> str:
     """The message for changes that begin before collected deletions."""

@@ -30,7 +30,7 @@ from floodmark.model.errors import (
 )
 from floodmark.wire.address import parse_address
 from floodmark.wire.connection import LENGTHY_SECONDS, Connection
-from floodmark.wire.messages import Hello, MapReply, Method, Reply
+from floodmark.wire.messages import MapReply, Method, Reply
 
 # After these errors nothing was done, and another node may do it, or the same one later.
 ELSEWHERE: Final = (NotKeeper, PartitionMoved, PartitionStopped, Unreachable)
@@ -158,10 +158,6 @@ class Nodes:
             self._keeper = None
 
     # Calls
-
-    def hello(self) -> Hello:
-        """Ask a node for its site and its time."""
-        return self.run(Connection.hello)
 
     def call(self, method: Method[Reply], *args: object, **kwargs: object) -> Reply:
         """Call a method at the keeper, or at any node if it is declared so."""

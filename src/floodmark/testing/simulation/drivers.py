@@ -251,7 +251,7 @@ class Driver:
         if any(each.data_set for each in step.namespaces):
             yield
             bring_data_sets(self._source.host, self._target.host, step)
-        if step.is_empty:
+        if all(each.until <= each.since for each in step.namespaces):
             return
         yield
         applied = Applied()

@@ -29,7 +29,7 @@ from floodmark.codec.ordered import VERSION_BYTES, decode_version, encode_prefix
 from floodmark.codec.values import encode_value
 from floodmark.engine import Guard, MemoryEngine, Row, WriteRow
 from floodmark.model.change import Heartbeat
-from floodmark.model.errors import FloodmarkError, OutcomeUnknown, StorageFailed, VersionCollected
+from floodmark.model.errors import FloodmarkError, NodeFenced, OutcomeUnknown, StorageFailed, VersionCollected
 from floodmark.model.partition import Decision, Fate
 from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
@@ -60,6 +60,14 @@ NAMES: Final = CATALOG + b"all"
 SITE: Final = "oslo"
 
 Result = TypeVar("Result")
+
+
+def tick(node: SharedNode) -> None:
+    """`beat` and `watch`, once."""
+    if node._is_up:
+        with suppress(NodeFenced):
+            node.beat()
+    node.watch()
 
 
 class SharedMemory(MemoryEngine):
@@ -368,7 +376,7 @@ class NodesWorld:
         if member.shared is None:
             member.start()
         else:
-            member.shared.tick()
+            tick(member.shared)
 
     def any_life(self, member: Member, doing: str = "") -> Node:
         """Usually the present incarnation, sometimes the one before it."""
@@ -490,7 +498,7 @@ class NodesWorld:
 
     def _rename(self, member: Member) -> None:
         """Change the catalog, as a keeper does: by what it has in memory."""
-        if member.shared is not None and member.shared.is_keeper:
+        if member.shared is not None and member.shared.engine.keeper is not None:
             number, engine = next(self.numbers), member.shared.engine
             names = [*member.names, number]
             if engine.write([(META, NAMES, msgspec.json.encode(names))]):
@@ -498,7 +506,7 @@ class NodesWorld:
                 self.record.names.add(number)
 
     def _give_keeper(self, member: Member) -> None:
-        if member.shared is not None and not member.shared.is_keeper:
+        if member.shared is not None and member.shared.engine.keeper is None:
             member.shared.take_keeper()
 
     def _crash(self, member: Member) -> None:
