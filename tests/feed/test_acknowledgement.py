@@ -125,17 +125,6 @@ def test_what_was_never_delivered_cannot_be_acknowledged(version: int, index: in
             deliveries.require_delivered(wanted)
 
 
-def test_what_was_acknowledged_before_is_found_so_that_a_transaction_can_refuse_it() -> None:
-    deliveries = delivered((3, 0), (5, 0), (5, 1), complete=5)
-    deliveries.acknowledge(one(3, 0))
-    deliveries.acknowledge(one(5, 0))
-    both = Acknowledgement(
-        positions=[ChangePosition(5, 0), ChangePosition(5, 1)], through=ChangePosition(5, 0)
-    )
-    assert deliveries.find_acknowledged(both) == [ChangePosition(5, 0), ChangePosition(5, 0)]
-    assert deliveries.find_acknowledged(through(5, 1)) == []
-
-
 def test_a_commit_out_of_order_is_refused() -> None:
     deliveries = delivered((5, 0), (9, 0))
     deliveries.through = 1

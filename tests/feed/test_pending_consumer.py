@@ -281,9 +281,9 @@ def test_an_acknowledgement_tells_of_deliveries_only_if_its_own_are_not_known(wo
         def __getattr__(self, name: str) -> object:
             return getattr(world.desk.store, name)
 
-        def acknowledge(self, name: str, epoch: int, progress: Progress) -> list[ChangePosition]:
+        def acknowledge(self, name: str, epoch: int, progress: Progress) -> None:
             told.append(progress)
-            return world.desk.store.acknowledge(name, epoch, progress)
+            world.desk.store.acknowledge(name, epoch, progress)
 
     world.stage.store = Listening()  # type: ignore[assignment]
     world.reopen()

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from tests.feed.support_subscription import Stage, keys_of, make_stage, take, write
 
-from floodmark.feed.subscription.acknowledgement import ChangePosition, Progress
+from floodmark.feed.subscription.acknowledgement import Progress
 from floodmark.feed.subscription.consumer import SubscriptionOptions
 from floodmark.feed.subscription.subscriptions import SubscriptionRow, SubscriptionStore
 from floodmark.model.errors import Closed, InvalidArgument, LeaseHeld, OutcomeUnknown, Unreachable
@@ -53,12 +53,11 @@ class Unlucky:
     def __getattr__(self, name: str) -> object:
         return getattr(self._store, name)
 
-    def acknowledge(self, name: str, epoch: int, progress: Progress) -> list[ChangePosition]:
+    def acknowledge(self, name: str, epoch: int, progress: Progress) -> None:
         self.told.append(progress)
         self._fail("before")
-        answer = self._store.acknowledge(name, epoch, progress)
+        self._store.acknowledge(name, epoch, progress)
         self._fail("after")
-        return answer
 
     def seek(
         self, name: str, version: int, epoch: int | None = None, snapshot: bool = False

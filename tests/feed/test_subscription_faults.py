@@ -79,7 +79,7 @@ def epoch_of(stage: Stage) -> int:
     return stage.subscriptions.find("indexer").epoch
 
 
-def acknowledge(stage: Stage) -> object:
+def acknowledge(stage: Stage) -> None:
     row = stage.subscriptions.find("indexer")
     first, last = row.live
     assert (first.count, last.count) == (2, 2)
@@ -89,14 +89,18 @@ def acknowledge(stage: Stage) -> object:
         delivered=[LiveCommit(last.version, 3, [2, 3])],
         acknowledgement=acknowledgement,
     )
-    return stage.subscriptions.acknowledge("indexer", row.epoch, progress)
+    stage.subscriptions.acknowledge("indexer", row.epoch, progress)
+
+
+def renew(stage: Stage) -> None:
+    stage.subscriptions.acknowledge("indexer", epoch_of(stage), Progress(through=0))
 
 
 OPERATIONS: Final[dict[str, tuple[Callable[[], Stage], Callable[[Stage], object]]]] = {
     "open a new one": (prepare_empty, lambda stage: stage.subscriptions.open(SPEC, 0, "one", 30.0)),
     "take one over": (prepare, lambda stage: stage.subscriptions.open(SPEC, 0, "two", 30.0)),
     "acknowledge": (prepare, acknowledge),
-    "renew": (prepare, lambda stage: stage.subscriptions.renew("indexer", epoch_of(stage))),
+    "renew": (prepare, renew),
     "release": (prepare, lambda stage: stage.subscriptions.release("indexer", epoch_of(stage))),
     "seek back": (
         prepare,

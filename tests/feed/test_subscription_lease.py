@@ -45,7 +45,6 @@ def test_another_consumer_takes_over_in_the_moment_when_the_lease_is_over(stage:
     "call",
     [
         lambda store, epoch: store.acknowledge("indexer", epoch, Progress(through=0)),
-        lambda store, epoch: store.renew("indexer", epoch),
         lambda store, epoch: store.seek("indexer", 0, epoch),
     ],
 )
@@ -66,20 +65,18 @@ def test_a_consumer_that_was_taken_for_dead_is_told_so(
 def test_a_consumer_whose_lease_is_over_goes_on_if_nobody_came(stage: Stage) -> None:
     row = open_row(stage)
     stage.time.advance(3_600_000)
-    stage.subscriptions.renew("indexer", row.epoch)
+    stage.subscriptions.acknowledge("indexer", row.epoch, Progress(through=0))
     with pytest.raises(LeaseHeld):
         open_row(stage, "two")
 
 
-@pytest.mark.parametrize("renew", [True, False])
-def test_whatever_is_heard_of_a_consumer_renews_its_lease(stage: Stage, renew: bool) -> None:
+@pytest.mark.parametrize("has_news", [True, False])
+def test_whatever_is_heard_of_a_consumer_renews_its_lease(stage: Stage, has_news: bool) -> None:
     row = open_row(stage)
+    progress = Progress(through=row.through if has_news else 0)
     for _ in range(5):
         stage.time.advance(20_000)
-        if renew:
-            stage.subscriptions.renew("indexer", row.epoch)
-        else:
-            stage.subscriptions.acknowledge("indexer", row.epoch, Progress(through=row.through))
+        stage.subscriptions.acknowledge("indexer", row.epoch, progress)
         with pytest.raises(LeaseHeld):
             open_row(stage, "two")
 
@@ -103,8 +100,8 @@ def test_the_same_holder_takes_over_at_once_and_shuts_its_former_self_out(stage:
     former = open_row(stage)
     present = open_row(stage)
     with pytest.raises(LeaseHeld):
-        stage.subscriptions.renew("indexer", former.epoch)
-    stage.subscriptions.renew("indexer", present.epoch)
+        stage.subscriptions.acknowledge("indexer", former.epoch, Progress(through=0))
+    stage.subscriptions.acknowledge("indexer", present.epoch, Progress(through=0))
 
 
 def test_a_consumer_of_a_subscription_that_was_removed_does_not_disturb_one_of_the_same_name(

@@ -154,7 +154,7 @@ def test_what_is_refused_changes_nothing(stage: Stage) -> None:
     assert stage.subscriptions.find("indexer") == row
 
 
-def test_acknowledging_again_is_reported_and_harmless(stage: Stage) -> None:
+def test_acknowledging_again_is_harmless(stage: Stage) -> None:
     [first, second] = write(stage.users, b"a", b"b")
     through = stage.site.resolved_version()
     row = open_row(stage)
@@ -163,14 +163,15 @@ def test_acknowledging_again_is_reported_and_harmless(stage: Stage) -> None:
         delivered=[LiveCommit(first.version, 2, [0, 2])],
         acknowledgement=Acknowledgement(positions=[first]),
     )
-    assert stage.subscriptions.acknowledge("indexer", row.epoch, progress) == []
+    stage.subscriptions.acknowledge("indexer", row.epoch, progress)
     stored = stage.subscriptions.find("indexer")
     assert stored.live == [LiveCommit(first.version, 2, [1, 2])]
-    assert stage.subscriptions.acknowledge("indexer", row.epoch, progress) == [first]
+    stage.subscriptions.acknowledge("indexer", row.epoch, progress)
     assert stage.subscriptions.find("indexer") == stored
     both = Progress(through=through, acknowledgement=Acknowledgement(through=second))
-    assert stage.subscriptions.acknowledge("indexer", row.epoch, both) == []
-    assert stage.subscriptions.acknowledge("indexer", row.epoch, both) == [second]
+    for _ in range(2):
+        stage.subscriptions.acknowledge("indexer", row.epoch, both)
+        assert stage.subscriptions.find("indexer").live == []
 
 
 def test_more_than_unacked_max_is_not_kept(stage: Stage) -> None:
@@ -310,10 +311,10 @@ def test_the_safe_point_is_moved_at_most_once_a_minute(stage: Stage) -> None:
     subscription.flush()
     assert held_version(stage) == begun
     stage.time.advance(59_999)
-    stage.subscriptions.renew("indexer", epoch_of(stage))
+    stage.subscriptions.acknowledge("indexer", epoch_of(stage), Progress(through=0))
     assert held_version(stage) == begun
     stage.time.advance(1)
-    stage.subscriptions.renew("indexer", epoch_of(stage))
+    stage.subscriptions.acknowledge("indexer", epoch_of(stage), Progress(through=0))
     assert held_version(stage) == stage.subscriptions.find("indexer").through > begun
 
 
@@ -387,7 +388,6 @@ def test_every_call_can_travel() -> None:
     arguments: dict[str, tuple[object, ...]] = {
         "open": (SPEC, 7, "one", 30.0),
         "acknowledge": ("indexer", 1, progress),
-        "renew": ("indexer", 1),
         "release": ("indexer", 1),
         "seek": ("indexer", 7, None),
         "find": ("indexer",),
@@ -407,7 +407,6 @@ def test_every_call_can_travel() -> None:
         ("find", row),
         ("list", [row]),
         ("statistics", stage.subscriptions.statistics("indexer")),
-        ("acknowledge", [ChangePosition(7, 1)]),
     ):
         method = methods[f"subscriptions.{name}"]
         assert method.decode_reply(method.encode_reply(reply)) == reply

@@ -82,19 +82,14 @@ class Watched:
     def __getattr__(self, name: str) -> object:
         return getattr(self._store, name)
 
-    def acknowledge(self, name: str, epoch: int, progress: Progress) -> list[ChangePosition]:
-        if self.failing.is_set():
-            self.acknowledged.set()
-            raise StorageFailed("planned: storage is away")
-        answer = self._store.acknowledge(name, epoch, progress)
-        self.acknowledged.set()
-        return answer
-
-    def renew(self, name: str, epoch: int) -> None:
+    def acknowledge(self, name: str, epoch: int, progress: Progress) -> None:
+        called = self.renewed if progress == Progress(through=0) else self.acknowledged
         try:
-            self._store.renew(name, epoch)
+            if self.failing.is_set():
+                raise StorageFailed("planned: storage is away")
+            self._store.acknowledge(name, epoch, progress)
         finally:
-            self.renewed.set()
+            called.set()
 
 
 @pytest.fixture

@@ -221,7 +221,7 @@ def test_a_consumer_is_believed_only_if_its_caller_has_the_lease(tmp_path: Path)
             transaction = theirs.transaction(coordinator=0).__enter__()
             for meddle in (
                 lambda: store.acknowledge("index", row.epoch, past),
-                lambda: store.renew("index", row.epoch),
+                lambda: store.acknowledge("index", row.epoch, Progress(through=0)),
                 lambda: store.seek("index", past.through, row.epoch),
                 lambda: store.open(row.spec, row.through, "me", 10.0),
                 lambda: theirs.host.transactions.acknowledge(

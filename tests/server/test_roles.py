@@ -261,7 +261,6 @@ ARGUMENTS: dict[str, Callable[[str], tuple[object, ...]]] = {
     "feeds.release": lambda name: (name, "holder"),
     "subscriptions.open": lambda name: (_subscription(name), 0, "holder", 10.0),
     "subscriptions.acknowledge": lambda name: (name, 1, Progress(through=1)),
-    "subscriptions.renew": lambda name: (name, 1),
     "subscriptions.release": lambda name: (name, 1),
     "subscriptions.seek": lambda name: (name, 1, None),
     "subscriptions.find": lambda name: (name,),

@@ -310,16 +310,6 @@ class Deliveries:
                     index=position.index,
                 )
 
-    def find_acknowledged(self, acknowledgement: Acknowledgement) -> list[ChangePosition]:
-        """The positions that were acknowledged before.
-
-        A `through` counts if nothing at or below it is live.
-        """
-        found = [position for position in acknowledgement.positions if not self.is_live(position)]
-        if acknowledgement.through is not None and not self.has_live(acknowledgement.through):
-            found.append(acknowledgement.through)
-        return found
-
     def has_live(self, through: ChangePosition) -> bool:
         """Whether a change at or below a position is live."""
         return any(

@@ -144,7 +144,7 @@ class Bookkeeping:
                 self._send_unanswered()
             elif renew:
                 with self.noting_failure():
-                    self.store.renew(self.name, self.epoch)
+                    self.store.acknowledge(self.name, self.epoch, Progress(through=0))
 
     def _send_unanswered(self) -> None:
         if self._unanswered is not None:

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from floodmark.feed.leased import Lease, LeasedReaders, ResolveSite
 from floodmark.feed.safepoints import LIFETIME, SafePoints
-from floodmark.feed.subscription.acknowledgement import Acknowledgement, ChangePosition, Deliveries, Progress
+from floodmark.feed.subscription.acknowledgement import Acknowledgement, Deliveries, Progress
 from floodmark.feed.subscription.pending import (
     OpenPendingLog,
     PendingAcknowledgement,
@@ -133,25 +133,18 @@ class LocalSubscriptionStore:
 
             return self._readers.update(spec.name, open_now)
 
-    def acknowledge(
-        self, name: str, epoch: int, progress: Progress, owner: str = SITE_OWNER
-    ) -> list[ChangePosition]:
+    def acknowledge(self, name: str, epoch: int, progress: Progress, owner: str = SITE_OWNER) -> None:
         progress.require_sound()
         if progress.through > self._readers.state(name).deliveries.through:
             self._readers.require_resolved([progress.through])
-        acknowledged: list[ChangePosition] = []
 
         def judge(state: SubscriptionState) -> SubscriptionChange:
             lease = _require_lease(state.row, epoch, owner)
-            acknowledged.extend(_learn(state, progress, self._pending))
+            _require_acceptable(state, progress, self._pending)
             return SubscriptionChange(progress, lease.renewed(self._time_source()).expires_at_ms)
 
         self._change(name, judge)
         self._move_on_if_due(name, epoch)
-        return acknowledged
-
-    def renew(self, name: str, epoch: int, owner: str = SITE_OWNER) -> None:
-        self.acknowledge(name, epoch, Progress(through=0), owner)
 
     def release(self, name: str, epoch: int, owner: str = SITE_OWNER) -> None:
         with self._lock:
@@ -405,18 +398,17 @@ class LocalSubscriptionStore:
         return self._readers.list()
 
 
-def _learn(state: SubscriptionState, progress: Progress, pending: PendingLedgers) -> list[ChangePosition]:
-    """Check a consumer's progress; returns the positions in it that were acknowledged before."""
+def _require_acceptable(state: SubscriptionState, progress: Progress, pending: PendingLedgers) -> None:
+    """Raise an error for a report that the subscription cannot take."""
     row, deliveries = state.row, state.deliveries
     if not progress.is_news(deliveries.through):
-        return []
+        return
     unacked_max = max(deliveries.unacked, row.spec.unacked_max)
     learned = deliveries.copy()
     learned.learn(progress)
     learned.require_delivered(progress.acknowledgement)
     with pending.looking(row.name) as acknowledgements:
         acknowledgements.require_none(progress.acknowledgement, learned)
-    acknowledged = learned.find_acknowledged(progress.acknowledgement)
     learned.acknowledge(progress.acknowledgement)
     if learned.unacked > unacked_max:
         raise LimitExceeded(
@@ -424,7 +416,6 @@ def _learn(state: SubscriptionState, progress: Progress, pending: PendingLedgers
             "not acknowledged; acknowledge some first",
             subscription=row.name,
         )
-    return acknowledged
 
 
 def _require_lease(row: SubscriptionRow, epoch: int, owner: str) -> Lease:

@@ -16,7 +16,7 @@ import msgspec
 
 from floodmark.codec.ordered import qualify_range
 from floodmark.feed.leased import LeasedRow, ReaderSpec
-from floodmark.feed.subscription.acknowledgement import ChangePosition, LiveCommit, Progress, SnapshotMark
+from floodmark.feed.subscription.acknowledgement import LiveCommit, Progress, SnapshotMark
 from floodmark.feed.subscription.pending import PendingAcknowledgement
 from floodmark.model.access import Role
 from floodmark.model.actions import SITE_OWNER, Action, Owned, Scope
@@ -163,18 +163,11 @@ class SubscriptionStore(Protocol):
         """
 
     @Action(Role.WRITE, Scope.SUBSCRIPTION, repeatable=True, owned=Owned.LEASE)
-    def acknowledge(
-        self, name: str, epoch: int, progress: Progress, owner: str = SITE_OWNER
-    ) -> list[ChangePosition]:
-        """Store a consumer's report, and renew its lease.
+    def acknowledge(self, name: str, epoch: int, progress: Progress, owner: str = SITE_OWNER) -> None:
+        """Store a consumer's report, which may have no news, and renew its lease.
 
-        Returns the positions that were acknowledged before.  A repeated report is harmless.
-        `AcknowledgementConflict` if a position is pending in a transaction.
+        A repeated report is harmless.  `AcknowledgementConflict` if a position is pending in a transaction.
         """
-
-    @Action(Role.WRITE, Scope.SUBSCRIPTION, repeatable=True, owned=Owned.LEASE)
-    def renew(self, name: str, epoch: int, owner: str = SITE_OWNER) -> None:
-        """Renew the lease."""
 
     @Action(Role.WRITE, Scope.SUBSCRIPTION, may_be_gone=True, repeatable=True, owned=Owned.LEASE)
     def release(self, name: str, epoch: int, owner: str = SITE_OWNER) -> None:
