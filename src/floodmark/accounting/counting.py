@@ -291,20 +291,20 @@ def compact(entries: Sequence[CountedRun], beats: Sequence[NamespaceBeat]) -> li
     return list(merged.values())
 
 
-def thin(beats: Sequence[NamespaceBeat], most: int = BEATS_MAX) -> list[NamespaceBeat]:
-    """A node's heartbeats, with neighbours joined until at most so many are left.
+def thin(beats: Sequence[NamespaceBeat]) -> list[NamespaceBeat]:
+    """A node's heartbeats, with neighbours joined until at most `BEATS_MAX` are left.
 
     Those in the same two seconds are joined, then in the same four, eight and so on, so that independent
     readers leave the same cuts.  The first stays as it is: its interval may go unchecked and should be short.
     """
     ordinary = [beat for beat in beats if beat.log is None]
-    if len(ordinary) <= most:
+    if len(ordinary) <= BEATS_MAX:
         return list(beats)
     sealed = [beat for beat in beats if beat.log is not None]
     # An interval in which the node lost count is joined with checkable ones only as a last resort.
     for gently in (True, False):
         span_ms = 1_024
-        while len(ordinary) > most and span_ms < _SPAN_MS_MAX:
+        while len(ordinary) > BEATS_MAX and span_ms < _SPAN_MS_MAX:
             span_ms *= 2
             ordinary = [ordinary[0], *_join_within(ordinary[1:], span_ms, gently=gently)]
     return sorted([*ordinary, *sealed], key=_order)

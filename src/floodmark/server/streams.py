@@ -29,7 +29,7 @@ from floodmark.server.guard import (
     check_version,
 )
 from floodmark.server.visits import Visit
-from floodmark.wire.columns import changes_schema, cut_records, encode_changes, encode_pairs
+from floodmark.wire.columns import changes_schema, cut_batch, encode_changes, encode_pairs
 from floodmark.wire.messages import ChangesTicket, RecordsTicket, ScanTicket, Ticket
 
 # A stream of changes that has nothing to tell says so this often: how far it is, and that it is alive.
@@ -91,7 +91,7 @@ class Streams:
         with self._host.reading(ticket.at, _namespace_of(keys)):
             pages = partition.scan_records(keys, ticket.at, dead=ticket.dead, content=ticket.content)
             for page in pages:
-                yield from cut_records(page)
+                yield from cut_batch(page)
                 if visit.is_over():
                     return
 

@@ -55,7 +55,7 @@ def encode_pairs(
 ) -> list[pyarrow.RecordBatch]:
     """Pairs of key and value, as messages."""
     keys, values = tuple(zip(*pairs, strict=True)) or ((), ())
-    return _cut(_batch([keys, values], PAIRS), bytes_max)
+    return cut_batch(_batch([keys, values], PAIRS), bytes_max)
 
 
 def encode_rows(rows: Mapping[bytes, bytes]) -> pyarrow.RecordBatch:
@@ -94,13 +94,6 @@ def require_pairs(batch: pyarrow.RecordBatch) -> None:
         raise InvalidArgument("a batch of writes holds a null; a deletion is a record of its own kind")
 
 
-def cut_records(
-    batch: pyarrow.RecordBatch, *, bytes_max: int = MESSAGE_BYTES_MAX
-) -> list[pyarrow.RecordBatch]:
-    """A batch of records as messages."""
-    return _cut(batch, bytes_max)
-
-
 def require_records(batch: pyarrow.RecordBatch, schema: pyarrow.Schema) -> None:
     """Refuse records of another release, whose columns are others."""
     if not batch.schema.equals(schema):
@@ -125,7 +118,7 @@ def encode_changes(
     columns: list[Sequence[object]] = [batch.versions, batch.partitions, batch.keys, batch.values]
     if before_images:
         columns.append(batch.befores or ())
-    messages = _cut(_batch(columns, changes_schema(before_images=before_images)), bytes_max)
+    messages = cut_batch(_batch(columns, changes_schema(before_images=before_images)), bytes_max)
     if batch.snapshot is not None:
         places = [*(_place_behind(batch.snapshot, message) for message in messages[:-1]), batch.snapshot]
         return [
@@ -179,8 +172,8 @@ def decode_changes(batch: pyarrow.RecordBatch, metadata: bytes) -> ChangeBatch:
     )
 
 
-def _cut(batch: pyarrow.RecordBatch, bytes_max: int) -> list[pyarrow.RecordBatch]:
-    """A batch in pieces of about some bytes; at least one, which may be empty."""
+def cut_batch(batch: pyarrow.RecordBatch, bytes_max: int = MESSAGE_BYTES_MAX) -> list[pyarrow.RecordBatch]:
+    """A batch as messages of about some bytes; at least one, which may be empty."""
     step = max(1, batch.num_rows * bytes_max // max(1, batch.nbytes))
     return [batch.slice(start, step) for start in range(0, max(1, batch.num_rows), step)]
 

@@ -127,13 +127,13 @@ def show_size(size: int) -> str:
     return f"{amount:.1f} TiB"
 
 
-def show_count(count: int, one: str, many: str | None = None) -> str:
+def show_count(count: int, one: str) -> str:
     """A number and the thing that it counts.
 
-    >>> show_count(1, "key"), show_count(2000, "key"), show_count(0, "entry", "entries")
-    ('1 key', '2,000 keys', '0 entries')
+    >>> show_count(1, "key"), show_count(2000, "key")
+    ('1 key', '2,000 keys')
     """
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
+    return f"{count:,} {one}{'' if count == 1 else 's'}"
 
 
 def align(rows: Sequence[Sequence[str]]) -> list[str]:

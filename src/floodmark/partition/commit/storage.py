@@ -147,10 +147,10 @@ class Storage:
             raise
         return True
 
-    def store_later(self, rows: Sequence[WriteRow], guards: Sequence[Guard] = ()) -> None:
+    def store_later(self, rows: Sequence[WriteRow]) -> None:
         """Write rows atomically; the next sync makes them durable.  The caller holds the turn."""
         with self._stopping():
-            self.engine.write(rows, guards)
+            self.engine.write(rows)
 
     def load(self, engine: Engine, family: str, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
         """Store rows that no reader finds, in order of keys; they are on disk on return.

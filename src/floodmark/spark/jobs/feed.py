@@ -203,13 +203,7 @@ class Work:
 
 
 def deliver_for_a_while(
-    surroundings: Surroundings,
-    feed: Feed,
-    through: Version,
-    lease: "LeaseWatch",
-    *,
-    round_ms: int = ROUND_MS,
-    look_seconds: float = LOOK_SECONDS,
+    surroundings: Surroundings, feed: Feed, through: Version, lease: "LeaseWatch"
 ) -> TaskReport:
     """Deliver the ranges of a feed up to a version, or until the time is over and each of them has moved."""
     counters = Counters()
@@ -221,17 +215,17 @@ def deliver_for_a_while(
         nudge=lambda: None,
         through=through,
     )
-    end_ms = surroundings.elapsed_ms() + round_ms
+    end_ms = surroundings.elapsed_ms() + ROUND_MS
     try:
         if lease.look():
             work.start()
-            while not work.join(look_seconds) and lease.look():
+            while not work.join(LOOK_SECONDS) and lease.look():
                 if surroundings.elapsed_ms() >= end_ms and work.has_moved():
                     break
     except FloodmarkError as error:
         work.fail(error)
     work.stop()
-    while not work.join(look_seconds):
+    while not work.join(LOOK_SECONDS):
         # A write in progress is not interrupted.
         pass
     return TaskReport(
