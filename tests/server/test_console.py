@@ -167,9 +167,9 @@ def test_drift_that_a_comparison_has_found_is_an_alarm_with_advice(tmp_path: Pat
         watch = SiteWatch("rome", "grpc://rome", lambda: site.host)
         assert watch.look()
         (alarm,) = find_alarms([watch.frame(0)])
-        assert (alarm.check, alarm.site) == ("verify", "rome")
-        assert "2 keys" in alarm.message
-        assert "--repair" in alarm.advice
+        assert (alarm.finding.check, alarm.site) == ("verify", "rome")
+        assert "2 keys" in alarm.finding.message
+        assert "--repair" in alarm.finding.advice
     # A restart does not make of it a comparison that was never run.
     with floodmark.open(tmp_path) as site:
         whole = site.host.status.overview().whole_comparison
@@ -192,7 +192,7 @@ def test_site_that_fails_is_silent_and_answers_again(tmp_path: Path) -> None:
             assert changed.wait(HANG_SECONDS)
             frame = watching.frame()
             assert frame.sites[0].state == "silent"
-            assert "nothing listens" in frame.alarms[0].message
+            assert "nothing listens" in frame.alarms[0].finding.message
             assert frame.health.severity == "problem"
             changed.clear()
             fails = False

@@ -102,7 +102,7 @@ def test_each_panel_shows_what_the_site_tells(sites: TwoSites, browser: Browser)
             told = rome.host.status.overview()
             (link,) = told.links
             browser.wait_text("#links", "moving")
-            assert link.wrong == 0
+            assert link.intervals_wrong == 0
             browser.wait_text("#sentence", "Nothing is wrong: oslo and rome answer, and 2 links move.")
         partitions = oslo.partitions()
         for partition in partitions:

@@ -226,7 +226,7 @@ def test_console_shows_a_comparison_while_it_runs_and_what_it_found(
     assert last.whole_comparison is not None
     told = last.whole_comparison.report
     assert (told.outcome, told.drift, told.sample) == ("drift", 1, ["users/oslo-07"])
-    alarms = {alarm.check: alarm.severity for alarm in find_alarms(seen[-1:])}
+    alarms = {alarm.finding.check: alarm.finding.severity for alarm in find_alarms(seen[-1:])}
     assert alarms["verify"] is Severity.PROBLEM
 
 

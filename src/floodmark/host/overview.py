@@ -1,7 +1,7 @@
 """A site at one moment, with all that an operator looks at, in one call: the console shows it.
 
 It is made for being asked each second: lists are cut to what fits a page, the worst first, and no record is
-read.  Versions, which have more digits than JavaScript's numbers, are shown as ages.
+read.  Versions have more digits than JavaScript's numbers: the page shows ages instead.
 """
 
 import sys
@@ -48,22 +48,6 @@ TRANSACTIONS_SHOWN_MAX: Final = 10
 BACKLOGS_MAX: Final = 20
 # Each interval of heat is so long that all of them fill a strip.
 INTERVALS_MAX: Final = 60
-
-
-class LinkOverview(msgspec.Struct, frozen=True, kw_only=True):
-    """How one namespace comes from another site (`LinkStatistics`)."""
-
-    source: str
-    namespace: str
-    heartbeat_age_ms: int | None
-    backlog_ms: int
-    changes: int
-    lag_ms_p50: int | None
-    lag_ms_p99: int | None
-    checked: int
-    unchecked: int
-    wrong: int
-    stalled: str | None
 
 
 class NodeOverview(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,7 +157,7 @@ class SiteOverview(msgspec.Struct, frozen=True, kw_only=True):
     topology: int | None
     namespaces: list[str]
     findings: list[CheckResult]
-    links: list[LinkOverview]
+    links: list[LinkStatistics]
     nodes: list[NodeOverview]
     partitions_count: int
     partitions: list[PartitionOverview]
@@ -326,24 +310,8 @@ def _of_log(log: LogReport) -> LogOverview:
     )
 
 
-def _worst_links(links: Iterable[LinkStatistics]) -> list[LinkOverview]:
-    worst = sorted(links, key=lambda link: (not link.alarms, -link.backlog_ms))[:ROWS_MAX]
-    return [
-        LinkOverview(
-            source=link.source,
-            namespace=link.namespace,
-            heartbeat_age_ms=link.heartbeat_age_ms,
-            backlog_ms=link.backlog_ms,
-            changes=link.changes_ever,
-            lag_ms_p50=link.lag_ms_p50,
-            lag_ms_p99=link.lag_ms_p99,
-            checked=link.intervals_checked,
-            unchecked=link.intervals_unchecked,
-            wrong=link.intervals_wrong,
-            stalled=link.stalled,
-        )
-        for link in worst
-    ]
+def _worst_links(links: Iterable[LinkStatistics]) -> list[LinkStatistics]:
+    return sorted(links, key=lambda link: (not link.alarms, -link.backlog_ms))[:ROWS_MAX]
 
 
 def _hottest(

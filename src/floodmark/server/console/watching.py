@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from floodmark.clock import monotonic_ms, system_time_ms
-from floodmark.host.examination import Severity
+from floodmark.host.examination import CheckResult, Severity
 from floodmark.host.overview import SiteOverview
 from floodmark.host.ports import Host
 from floodmark.model.errors import FloodmarkError
@@ -31,14 +31,11 @@ SERIES_MAX: Final = 200
 _log = logging.getLogger("floodmark.server.console")
 
 
-class Alarm(msgspec.Struct, frozen=True, kw_only=True):
+class Alarm(msgspec.Struct, frozen=True):
     """Something that an operator should look at, and what to do about it."""
 
     site: str
-    severity: Severity
-    check: str
-    message: str
-    advice: str
+    finding: CheckResult
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -204,30 +201,15 @@ def find_alarms(sites: Sequence[SiteFrame]) -> list[Alarm]:
     found: list[Alarm] = []
     for site in sites:
         if site.state == "silent":
-            found.append(
-                Alarm(
-                    site=site.name,
-                    severity=Severity.PROBLEM,
-                    check="site",
-                    message=f"does not answer: {site.error}",
-                    advice="look whether its server runs, and whether this machine reaches it",
-                )
-            )
+            advice = "look whether its server runs, and whether this machine reaches it"
+            message = f"does not answer: {site.error}"
+            found.append(Alarm(site.name, CheckResult("site", Severity.PROBLEM, message, advice)))
         elif site.overview is not None:
-            found += [
-                Alarm(
-                    site=site.name,
-                    severity=each.severity,
-                    check=each.check,
-                    message=each.message,
-                    advice=each.advice,
-                )
-                for each in site.overview.findings
-            ]
+            found += [Alarm(site.name, each) for each in site.overview.findings]
     order = (Severity.PROBLEM, Severity.WARNING, Severity.UNKNOWN)
     said: dict[tuple[str, str], Alarm] = {}
-    for alarm in sorted(found, key=lambda each: order.index(each.severity)):
-        said.setdefault((alarm.check, alarm.message), alarm)
+    for alarm in sorted(found, key=lambda each: order.index(each.finding.severity)):
+        said.setdefault((alarm.finding.check, alarm.finding.message), alarm)
     return list(said.values())
 
 
@@ -238,7 +220,7 @@ def conclude_health(sites: Sequence[SiteFrame], alarms: Sequence[Alarm]) -> Heal
     if alarms:
         where = sorted({alarm.site for alarm in alarms})
         count = f"{len(alarms)} thing{'s' if len(alarms) > 1 else ''} to look at"
-        return Health(alarms[0].severity, f"{count}, at {' and '.join(where)}.")
+        return Health(alarms[0].finding.severity, f"{count}, at {' and '.join(where)}.")
     if any(site.state == "connecting" for site in sites):
         return Health(Severity.UNKNOWN, f"Connecting to {shown}.")
     links = [link for site in sites if site.overview is not None for link in site.overview.links]

@@ -20,19 +20,19 @@ export function health(element, { snapshot }) {
   element.dataset.severity = severity;
   patch(element,
     h("div", { class: "verdict" }, badge(severity), h("h1", { id: "sentence", "aria-live": "polite" }, sentence)),
-    snapshot.alarms.length > 0 && h("ul", { class: "alarms" }, snapshot.alarms.map((alarm) =>
-      h("li", { "data-severity": alarm.severity },
-        badge(alarm.severity),
+    snapshot.alarms.length > 0 && h("ul", { class: "alarms" }, snapshot.alarms.map(({ site, finding }) =>
+      h("li", { "data-severity": finding.severity },
+        badge(finding.severity),
         h("div", {},
-          h("p", { class: "what" }, h("strong", {}, `${alarm.site} · ${alarm.check}`), " ", alarm.message),
-          alarm.advice && h("p", { class: "advice" }, h("span", {}, "What to do: "), alarm.advice))))));
+          h("p", { class: "what" }, h("strong", {}, `${site} · ${finding.check}`), " ", finding.message),
+          finding.advice && h("p", { class: "advice" }, h("span", {}, "What to do: "), finding.advice))))));
 }
 
 // Sites and links
 
 const linkSeverity = (link, site) => {
   if (site.state !== "answering") return "unknown";
-  if (link.wrong) return "problem";
+  if (link.intervals_wrong) return "problem";
   const overdue = link.heartbeat_age_ms === null || link.heartbeat_age_ms > LAG_MS_MAX;
   return link.stalled || overdue || link.backlog_ms > LAG_MS_MAX ? "warning" : "ok";
 };
@@ -116,8 +116,8 @@ function linkRow(snapshot, site, link, series) {
       h("span", { class: "legend" }, said)]],
     [{ class: "number" }, lag(link.backlog_ms)],
     [{ class: "number" }, link.heartbeat_age_ms === null ? "none yet" : `${lag(link.heartbeat_age_ms)} ago`],
-    [{ class: "number" }, `${count(link.checked)}${link.unchecked ? `, ${count(link.unchecked)} not` : ""}`],
-    [{ class: "number", "data-severity": link.wrong ? "problem" : null }, link.wrong ? `✖ ${count(link.wrong)}` : "0"],
+    [{ class: "number" }, `${count(link.intervals_checked)}${link.intervals_unchecked ? `, ${count(link.intervals_unchecked)} not` : ""}`],
+    [{ class: "number", "data-severity": link.intervals_wrong ? "problem" : null }, link.intervals_wrong ? `✖ ${count(link.intervals_wrong)}` : "0"],
   ];
 }
 
