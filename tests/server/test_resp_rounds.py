@@ -9,8 +9,9 @@ from tests.cluster import KEY, Cluster
 
 from floodmark.codec.values import encode_value
 from floodmark.partition.membership import retire
-from floodmark.server.resp.calls import CallFailure, CheckedPut, PutJob
+from floodmark.server.resp.calls import CallFailure, PutJob
 from floodmark.server.resp.committing import RoundLeader, WriteJob
+from floodmark.wire.messages import PUT
 from floodmark.wire.resp import OK, ErrorReply
 
 
@@ -18,7 +19,7 @@ def test_no_put_at_a_node_that_was_fenced_is_acknowledged() -> None:
     shared = Cluster().nodes[0]
     retire(shared.node, shared.engine.fenced())
     connection: Any = SimpleNamespace(session=SimpleNamespace(durable=True))
-    called = PutJob(connection, CheckedPut(KEY, encode_value(b"1"), True), 0.0)
+    called = PutJob(connection, PUT.request(1, [KEY], [encode_value(b"1")], durable=True), 0.0)
     plain = WriteJob(connection, "SET", lambda *_: OK, (), 0.0)
     plain.key, plain.value, plain.reply = KEY, encode_value(b"1"), OK
     with (

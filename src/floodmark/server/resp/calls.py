@@ -9,7 +9,7 @@ for steps of other nodes.  A worker thread runs every other call.
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NoReturn
 
 from floodmark.model.errors import FloodmarkError, WireMismatch
 from floodmark.model.limits import QUICK_CALL_BYTES_MAX
@@ -21,7 +21,7 @@ from floodmark.partition.prepared.steps import CommitPrepared, Prepare
 from floodmark.partition.prepared.writes import conflict
 from floodmark.server.access import Caller
 from floodmark.server.admission import Admission
-from floodmark.server.counters import ServerMetrics, outcome_of
+from floodmark.server.counters import outcome_of
 from floodmark.server.data import POINT_CALLS, Handler
 from floodmark.server.resp.committing import WriteJob, WritingConnection
 from floodmark.server.resp.session import Session
@@ -61,31 +61,8 @@ class CallFailure(list[bytes]):
         self.outcome = outcome_of(error)
 
 
-class CheckedPut(NamedTuple):
-    """A put of one key, checked, that is still to be committed."""
-
-    key: bytes
-    stored: bytes
-    durable: bool
-
-
-class CheckedWrite(NamedTuple):
-    """A write without states, checked, that is still to be committed, and the partition that commits it."""
-
-    partition: LocalPartition
-    request: Any
-
-
-class CheckedStep(NamedTuple):
-    """A step of an atomic batch, that is still to be taken, and its partition."""
-
-    partition: LocalPartition
-    method: Method[Any]
-    request: Any
-
-
 class CallJob(WriteJob):
-    """A call in its round; the reply is its version."""
+    """A call that was checked, in its round; the reply is its version."""
 
     __slots__ = ("_durable",)
 
@@ -119,34 +96,33 @@ class PutJob(CallJob):
 
     __slots__ = ()
 
-    def __init__(self, connection: WritingConnection, put: CheckedPut, started: float) -> None:
-        super().__init__(connection, PUT, started, durable=put.durable)
-        self.key, self.value, _ = put
+    def __init__(self, connection: WritingConnection, request: Any, started: float) -> None:
+        super().__init__(connection, PUT, started, durable=request.durable)
+        (self.key,), (self.value,) = request.keys, request.values
 
 
 class WriteCallJob(CallJob):
-    """A write that may validate what its caller has read."""
+    """A write without states, which may validate what its caller has read."""
 
-    __slots__ = ("_metrics", "_write")
+    __slots__ = ("_partition", "_request")
 
     def __init__(
-        self, connection: WritingConnection, write: CheckedWrite, started: float, metrics: ServerMetrics
+        self, connection: WritingConnection, partition: LocalPartition, request: Any, started: float
     ) -> None:
-        super().__init__(connection, WRITE, started, durable=write.request.durable)
-        self._write = write
-        self._metrics = metrics
+        super().__init__(connection, WRITE, started, durable=request.durable)
+        self._partition, self._request = partition, request
 
     def outcome(self) -> object:
-        reads = self._write.request.reads
+        reads = self._request.reads
         if reads is not None and self.commit is not None:
-            self._metrics.transaction(reads, self.commit.error)
+            self.connection.session.door.metrics.transaction(reads, self.commit.error)
         return super().outcome()
 
     def plan(self) -> Commit | None:
-        partition, request = self._write
+        request = self._request
         try:
             self.commit = plan_write(
-                partition,
+                self._partition,
                 request.keys,
                 request.values,
                 request.reads,
@@ -162,16 +138,23 @@ class WriteCallJob(CallJob):
 class StepJob(CallJob):
     """A step of an atomic batch: its part is prepared, or committed."""
 
-    __slots__ = ("_step",)
+    __slots__ = ("_method", "_partition", "_request")
 
-    def __init__(self, connection: WritingConnection, step: CheckedStep, started: float) -> None:
-        super().__init__(connection, step.method, started, durable=True)
-        self._step = step
+    def __init__(
+        self,
+        connection: WritingConnection,
+        method: Method[Any],
+        partition: LocalPartition,
+        request: Any,
+        started: float,
+    ) -> None:
+        super().__init__(connection, method, started, durable=True)
+        self._method, self._partition, self._request = method, partition, request
 
     def plan(self) -> Commit | None:
-        partition, method, request = self._step
+        plan = plan_prepare if self._method is PREPARE_BATCH else plan_commit
         try:
-            self.commit = (plan_prepare if method is PREPARE_BATCH else plan_commit)(partition, request)
+            self.commit = plan(self._partition, self._request)
         except FloodmarkError as error:
             self.refuse(error)
         return self.commit
@@ -182,7 +165,7 @@ class StepJob(CallJob):
             return super().outcome()
         if isinstance(step, Prepare) and step.blocking:
             return CallFailure(conflict(step.blocking[0]))
-        method = self._step.method
+        method = self._method
         return method.encode_reply(step.version if method is PREPARE_BATCH else step.version != 0)
 
 
@@ -201,9 +184,9 @@ class CallCommand:
         self.command = Command(name=method.name, arity=3, kind=Kind.CALL, verdict="", handler=self.answer)
 
     def begin(
-        self, caller: Caller, body: bytes, *, reads_wait: bool
-    ) -> "bytes | CallFailure | CheckedPut | CheckedWrite | CheckedStep | None":
-        """Do what needs no wait: the reply, or a write to be committed; None if a worker must run it."""
+        self, connection: WritingConnection, caller: Caller, body: bytes, started: float, *, reads_wait: bool
+    ) -> "bytes | CallFailure | CallJob | None":
+        """Do what needs no wait: the reply, or a job for a round; None if a worker must run it."""
         if self._is_quick:
             return self.answer(caller, body)
         writes = self._is_put or self._is_write or self._is_step
@@ -214,16 +197,8 @@ class CallCommand:
         handler = self._handler
         try:
             request = handler.decode(body)
-            if self._is_put:
-                if len(request.keys) != 1 or len(request.values) != 1:
-                    return None
-                assert handler.enter is not None
-                handler.enter(caller, request)
-                return CheckedPut(request.keys[0], request.values[0], request.durable)
-            if self._is_write:
-                return self._begin_write(caller, request)
-            if self._is_step:
-                return self._begin_step(caller, request)
+            if writes:
+                return self._begin_write(connection, caller, request, started)
             if len(getattr(request, "keys", ())) > QUICK_KEYS_MAX:
                 return None
             at = request.since if self._is_delayed else request.at
@@ -239,21 +214,22 @@ class CallCommand:
         except Exception:
             return self._failed()
 
-    def _begin_write(self, caller: Caller, request: Any) -> CheckedWrite | None:
-        reads = request.reads
-        if (reads is None and request.batch) or (reads is not None and reads.ranges):
+    def _begin_write(
+        self, connection: WritingConnection, caller: Caller, request: Any, started: float
+    ) -> CallJob | None:
+        if self._is_put and not len(request.keys) == 1 == len(request.values):
             return None
-        if len(request.keys) > QUICK_KEYS_MAX or not all(request.values) or has_states(request.values):
+        if self._is_write and not _may_join(request):
             return None
         assert self._handler.enter is not None
         partition = self._handler.enter(caller, request)
-        return CheckedWrite(partition, request) if isinstance(partition, LocalPartition) else None
-
-    def _begin_step(self, caller: Caller, request: Any) -> CheckedStep | None:
-        assert self._handler.enter is not None
-        partition = self._handler.enter(caller, request)
-        method = self._handler.method
-        return CheckedStep(partition, method, request) if isinstance(partition, LocalPartition) else None
+        if self._is_put:
+            return PutJob(connection, request, started)
+        if not isinstance(partition, LocalPartition):
+            return None
+        if self._is_write:
+            return WriteCallJob(connection, partition, request, started)
+        return StepJob(connection, self._handler.method, partition, request, started)
 
     def answer(self, caller: Caller, body: bytes) -> "bytes | CallFailure":
         """The reply, when all is done."""
@@ -270,6 +246,14 @@ class CallCommand:
         method = self._handler.method
         _log.exception("the request %r failed unexpectedly", method.name)
         return CallFailure(unexpected(writes=method.writes))
+
+
+def _may_join(write: Any) -> bool:
+    """Whether a write may join a round: it is small, merges nothing, and has not read whole ranges."""
+    reads = write.reads
+    if (reads is None and write.batch) or (reads is not None and reads.ranges):
+        return False
+    return len(write.keys) <= QUICK_KEYS_MAX and all(write.values) and not has_states(write.values)
 
 
 def plan_prepare(partition: LocalPartition, request: Any) -> Prepare:

@@ -29,12 +29,7 @@ from floodmark.server.counters import OTHER
 from floodmark.server.data import WRITE_BYTES_MAX
 from floodmark.server.resp.calls import (
     CallCommand,
-    CheckedPut,
-    CheckedStep,
-    CheckedWrite,
-    PutJob,
-    StepJob,
-    WriteCallJob,
+    CallJob,
     refuse_stopping,
     unknown_call,
 )
@@ -397,15 +392,11 @@ class RespConnection(asyncio.Protocol):
             self._tell(None, unknown_call(name) if call is None else refuse_stopping(), started)
             return True
         self.session.last_command = call.command.name
-        reply = call.begin(caller, body, reads_wait=self._reads_wait)
+        reply = call.begin(self, caller, body, started, reads_wait=self._reads_wait)
         if reply is None:
             return self._begin_slow(call.command, partial(call.answer, caller, body), started)
-        if isinstance(reply, CheckedPut):
-            self._send(PutJob(self, reply, started))
-        elif isinstance(reply, CheckedWrite):
-            self._send(WriteCallJob(self, reply, started, self._door.metrics))
-        elif isinstance(reply, CheckedStep):
-            self._send(StepJob(self, reply, started))
+        if isinstance(reply, CallJob):
+            self._send(reply)
         else:
             self._tell(call.command, reply, started)
         return True
