@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from math import inf
+from threading import Lock
 from typing import Any, Final
 
 from prometheus_client import Counter, Gauge, Histogram, Metric
@@ -64,13 +65,14 @@ def outcome_of(error: BaseException | None) -> str:
 
 
 class RequestTally:
-    """Requests of one action, counted by one thread.  Cheaper than the library's metrics, which lock."""
+    """Requests of one action, counted by one thread or under a lock.  Cheaper than the library's metrics."""
 
     __slots__ = ("buckets", "outcomes", "seconds")
 
     def __init__(self) -> None:
         self.buckets = [0] * (len(BUCKETS_SECONDS) + 1)
         self.seconds = 0.0
+        # The usual outcome exists from the start, so that its rate counts the first request as well.
         self.outcomes = {OUTCOMES[0]: 0}
 
     def add(self, seconds: float, outcome: str = OUTCOMES[0], *, number: int = 1) -> None:
@@ -116,16 +118,6 @@ class ServerMetrics:
     """
 
     def __init__(self, actions: Iterable[str], time_ms: TimeSource = system_time_ms) -> None:
-        self._requests = Counter(
-            "floodmark_requests", "Requests that have ended.", ("action", "outcome"), registry=None
-        )
-        self._seconds = Histogram(
-            "floodmark_request_seconds",
-            "How long requests took, by group of actions.",
-            ("group",),
-            registry=None,
-            buckets=BUCKETS_SECONDS,
-        )
         self._streams = Gauge("floodmark_open_streams", "Streams that are open now.", registry=None)
         self._received = Counter("floodmark_received_bytes", "Bytes that came from clients.", registry=None)
         self._sent = Counter("floodmark_sent_bytes", "Bytes that went to clients.", registry=None)
@@ -167,23 +159,17 @@ class ServerMetrics:
             registry=None,
         )
         self._time_ms = time_ms
+        # Of requests that many threads count, and of those that one thread counts.
+        self._actions = {action: RequestTally() for action in (*sorted(actions), OTHER)}
         self._tallies: dict[str, RequestTally] = {}
-        names = (*sorted(actions), OTHER)
-        self._actions = {action: self._seconds.labels(group_of(action)) for action in names}
-        # The usual outcome exists from the start, so that its rate counts the first request as well.
-        done = OUTCOMES[0]
-        self._outcomes = {(action, done): self._requests.labels(action, done) for action in self._actions}
+        self._lock = Lock()
 
     def request(self, action: str, seconds: float, outcome: str) -> None:
         """Count a request that has ended, with its duration and its outcome."""
-        if action not in self._actions:
-            action = OTHER
-        counter = self._outcomes.get((action, outcome))
-        if counter is None:
-            counter = self._requests.labels(action, outcome if outcome in OUTCOMES else OTHER)
-        counter.inc()
-        # A clock that was set back must not make a sum go down.
-        self._actions[action].observe(max(seconds, 0.0))
+        tally = self._actions.get(action) or self._actions[OTHER]
+        with self._lock:
+            # A clock that was set back must not make a sum go down.
+            tally.add(max(seconds, 0.0), outcome if outcome in OUTCOMES else OTHER)
 
     @contextmanager
     def stream(self) -> Iterator[None]:
@@ -249,22 +235,25 @@ class ServerMetrics:
 
     def families(self, site: str) -> Iterator[Metric]:
         """The metrics as they are now, labelled with the site."""
+        families = [
+            Metric("floodmark_requests", "Requests that have ended.", "counter"),
+            Metric("floodmark_request_seconds", "How long requests took, by group of actions.", "histogram"),
+        ]
+        tallies = (*self._actions.items(), *self._tallies.items())
+        tallied = [each for action, tally in tallies for each in tally.samples(action)]
+        for family in families:
+            samples = (each for each in tallied if each.name.startswith(f"{family.name}_"))
+            family.samples = [*add_samples(samples)]
         for metric in (
-            self._requests, self._seconds, self._streams, self._received, self._sent, self._cut,
-            self._delayed, self._queued, self._transactions, self._transaction_ages, self._retries,
-            self._saved,
+            self._streams, self._received, self._sent, self._cut, self._delayed, self._queued,
+            self._transactions, self._transaction_ages, self._retries, self._saved,
         ):  # fmt: skip
-            for family in metric.collect():
-                tallied = [
-                    sample
-                    for action, tally in [*self._tallies.items()]
-                    for sample in tally.samples(action)
-                    if sample.name.startswith(family.name + "_")
-                ]
-                family.samples = [
-                    sample._replace(labels={"site": site, **sample.labels})
-                    for sample in add_samples((*family.samples, *tallied))
-                    # The library adds the time at which a counter was made; a page of ours never had it.
-                    if not sample.name.endswith("_created")
-                ]
-                yield family
+            families += metric.collect()
+        for family in families:
+            family.samples = [
+                sample._replace(labels={"site": site, **sample.labels})
+                for sample in family.samples
+                # The library adds the time at which a counter was made; a page of ours never had it.
+                if not sample.name.endswith("_created")
+            ]
+            yield family
