@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from tests.site.support import HookedEngine, host_of, node_of, nothing, open_memory, stored_versions
 
+from floodmark.engine.base import scan_pages
 from floodmark.model.version import Version
 from floodmark.partition.retention import collect
 from floodmark.site import Site
@@ -19,7 +21,7 @@ LARGE = b"large" * 2000
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of three rows and batches of two, so that a collection has many places to stop at."""
-    monkeypatch.setattr(collect, "PAGE_ROWS_MAX", 3)
+    monkeypatch.setattr(collect, "scan_pages", partial(scan_pages, rows_max=3))
     monkeypatch.setattr(collect, "BATCH_ROWS", 2)
 
 

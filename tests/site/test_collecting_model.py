@@ -4,12 +4,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from random import Random
 
 import pytest
 from tests.replication.support_links import embedded
 
 from floodmark.engine import MemoryEngine
+from floodmark.engine.base import scan_pages
 from floodmark.model.errors import VersionCollected
 from floodmark.partition import FAMILIES
 from floodmark.site.embedding import open_engine
@@ -25,7 +27,8 @@ Pairs = dict[bytes, bytes]
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each pass takes several pages, and what it removes several writes."""
-    monkeypatch.setattr("floodmark.partition.retention.collect.PAGE_ROWS_MAX", 3)
+    pages = partial(scan_pages, rows_max=3)
+    monkeypatch.setattr("floodmark.partition.retention.collect.scan_pages", pages)
     monkeypatch.setattr("floodmark.partition.retention.collect.BATCH_ROWS", 2)
 
 

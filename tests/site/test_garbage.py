@@ -11,6 +11,7 @@ import pytest
 from tests.site.support import HookedEngine, node_of, nothing, open_memory, rows_of, stored_versions
 from tests.waiting import run_threads
 
+from floodmark.engine.base import scan_pages
 from floodmark.model.errors import (
     NamespaceNotFound,
     SafePointNotFound,
@@ -38,7 +39,7 @@ def users(site: Site) -> Namespace:
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of three rows and batches of two, so that a collection has many places to stop at."""
-    monkeypatch.setattr(collect, "PAGE_ROWS_MAX", 3)
+    monkeypatch.setattr(collect, "scan_pages", partial(scan_pages, rows_max=3))
     monkeypatch.setattr(collect, "BATCH_ROWS", 2)
     monkeypatch.setattr(partition, "PAGE_ROWS_MAX", 2)
     monkeypatch.setattr(records, "PAGE_ROWS_MAX", 2)

@@ -15,11 +15,12 @@ The contract (`floodmark.testing.EngineContract` runs it over every engine):
   write has happened for good or never will.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-from floodmark.model.limits import KIB, MIB
+from floodmark.model.limits import KIB, MIB, PAGE_BYTES_MAX, PAGE_ROWS_MAX
+from floodmark.model.ranges import after
 
 # An engine on this machine's disk needs room of its own to recover; below this, it only serves reads.
 RECOVERY_ROOM_BYTES: Final = 64 * MIB
@@ -183,3 +184,18 @@ def durable_writes(engine: Engine) -> Write:
         return True
 
     return write_and_sync
+
+
+def scan_pages(
+    engine: Engine, family: str, start: bytes, end: bytes | None, *, rows_max: int = PAGE_ROWS_MAX
+) -> Iterator[list[Row]]:
+    """The rows from `start` to before `end` in order, page by page; each is read when it is asked for."""
+    while page := engine.scan(family, start, end, rows_max=rows_max, bytes_max=PAGE_BYTES_MAX):
+        yield page
+        start = after(page[-1][0])
+
+
+def scan_rows(engine: Engine, family: str, start: bytes, end: bytes | None) -> Iterator[Row]:
+    """The rows from `start` to before `end` in order, read page by page."""
+    for page in scan_pages(engine, family, start, end):
+        yield from page

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, Protocol
 from floodmark.codec.changelog import CommitRow, decode_log_key, decode_row
 from floodmark.codec.ordered import NAMESPACE_BYTES, decode_key, encode_prefix, encode_version
 from floodmark.engine import Row
-from floodmark.engine.base import RECOVERY_ROOM_BYTES
+from floodmark.engine.base import RECOVERY_ROOM_BYTES, scan_pages
 from floodmark.feed import SafePoints
 from floodmark.feed.named.feeds import Feed, FeedState, FeedStatistics, measure
 from floodmark.feed.named.store import LocalFeedStore
@@ -28,9 +28,8 @@ from floodmark.host.catalog import Catalog
 from floodmark.host.directory import Identity
 from floodmark.host.statistics import AlarmKind, NodeStatistics, ReplicationStatistics
 from floodmark.model.errors import Corruption, FloodmarkError
-from floodmark.model.limits import KEY_BYTES_MAX, PAGE_BYTES_MAX, PAGE_ROWS_MAX
+from floodmark.model.limits import KEY_BYTES_MAX
 from floodmark.model.partition import HoldKind
-from floodmark.model.ranges import after
 from floodmark.model.version import Version, moment_of, physical_ms
 from floodmark.partition import Node
 from floodmark.partition.commit.merging import contains
@@ -515,15 +514,12 @@ class Walk:
         return version <= collected or not self._catalog.is_live(namespace)
 
     def _pages(self, family: str, what: str) -> Iterator[Sequence[Row]]:
-        start, rows, size = b"", 0, 0
-        while page := self._node.engine.scan(
-            family, start, None, rows_max=PAGE_ROWS_MAX, bytes_max=PAGE_BYTES_MAX
-        ):
+        rows = size = 0
+        for page in scan_pages(self._node.engine, family, b"", None):
             yield page
             rows += len(page)
             size += sum(len(key) + len(value) for key, value in page)
             self._on_page(what, rows, size)
-            start = after(page[-1][0])
 
     def _names(self) -> dict[int, str]:
         return {row.id: row.name for row in self._catalog.all()}

@@ -50,6 +50,7 @@ from floodmark.columns.column import Column
 from floodmark.columns.packed import pack
 from floodmark.columns.pairs import Pairs
 from floodmark.engine import Engine, WriteRow
+from floodmark.engine.base import scan_pages
 from floodmark.feed.reading.columns import Columns
 from floodmark.feed.reading.reader import ChangeReader, gather_lines
 from floodmark.host.catalog import GenerationRow, GenerationState, NamespaceRow, Rewound, stored, with_changes
@@ -66,8 +67,8 @@ from floodmark.model.errors import (
     VersionCollected,
     WrongPolicy,
 )
-from floodmark.model.limits import PAGE_BYTES_MAX, PAGE_ROWS_MAX
-from floodmark.model.ranges import after, prefix_end
+from floodmark.model.limits import PAGE_ROWS_MAX
+from floodmark.model.ranges import prefix_end
 from floodmark.model.stream import ChangeBatch
 from floodmark.model.version import Version, moment_of, physical_ms
 from floodmark.partition.commit.entering import WriteKind
@@ -191,10 +192,7 @@ class LocalGenerations(LocalPort):
     def count_generation(self, namespace: str, number: int) -> int:
         generation = self._require_loading(self._catalog.get(namespace), number)
         start = RAW + encode_namespace(generation.id)
-        engine, end, count = below(self._node.engine), prefix_end(start), 0
-        while page := engine.scan(DATA, start, end, rows_max=PAGE_ROWS_MAX, bytes_max=PAGE_BYTES_MAX):
-            count, start = count + len(page), after(page[-1][0])
-        return count
+        return sum(map(len, scan_pages(below(self._node.engine), DATA, start, prefix_end(start))))
 
     def rewind_generation(self, namespace: str, number: int) -> Rewound:
         with self._lock:
@@ -601,8 +599,8 @@ def _stored_records(
 ) -> Iterator[tuple[list[bytes], list[bytes]]]:
     """Engine keys and stored values of the newest records of a generation."""
     start = RAW + encode_namespace(generation.id)
-    end, seen = prefix_end(start), b""
-    while page := below(engine).scan(DATA, start, end, rows_max=rows_max, bytes_max=PAGE_BYTES_MAX):
+    seen = b""
+    for page in scan_pages(below(engine), DATA, start, prefix_end(start), rows_max=rows_max):
         keys, values = [], []
         for engine_key, value in page:
             if not engine_key.startswith(seen) or not seen:
@@ -611,7 +609,6 @@ def _stored_records(
                 seen = engine_key[:-VERSION_BYTES]
         if keys:
             yield keys, values
-        start = after(page[-1][0])
 
 
 def _decode(row: NamespaceRow, engine_keys: Sequence[bytes]) -> tuple[list[bytes], list[Version]]:

@@ -26,9 +26,10 @@ from typing import Final, Protocol
 
 from floodmark.clock import TimeSource, system_time_ms
 from floodmark.engine import Engine, Row, WriteRow
+from floodmark.engine.base import scan_pages
 from floodmark.log.base import DEFAULT_SETTINGS, NO_MARKS, EntryId, LedgerSettings, Marks, Segment
 from floodmark.model.errors import Closed, Corruption, InvalidName, InvalidValue, OutcomeUnknown
-from floodmark.model.limits import PAGE_BYTES_MAX, PAGE_ROWS_MAX
+from floodmark.model.limits import PAGE_ROWS_MAX
 from floodmark.model.ranges import after
 
 FAMILY: Final = "ledger"
@@ -354,9 +355,7 @@ class StoredLedger:
     def _pages(self, start: bytes, end: bytes) -> Iterator[list[Row]]:
         # A page is also removed in one write.
         rows_max = min(PAGE_ROWS_MAX, self._engine.limits.batch_rows_max)
-        while page := self._engine.scan(FAMILY, start, end, rows_max=rows_max, bytes_max=PAGE_BYTES_MAX):
-            yield page
-            start = after(page[-1][0])
+        return scan_pages(self._engine, FAMILY, start, end, rows_max=rows_max)
 
     def _number_of(self, key: bytes) -> int:
         try:

@@ -22,16 +22,15 @@ from typing import Final
 import msgspec
 
 from floodmark.engine import Engine, WriteRow
+from floodmark.engine.base import scan_rows
 from floodmark.model.errors import LimitExceeded, Retryable
 from floodmark.model.limits import (
-    PAGE_BYTES_MAX,
-    PAGE_ROWS_MAX,
     TRANSACTION_AGE_MS_MAX,
     WRITE_CONFLICTS_HELD_MAX,
     WRITE_CONFLICTS_MAX,
 )
 from floodmark.model.partition import ReadSet
-from floodmark.model.ranges import KeyRange, after
+from floodmark.model.ranges import KeyRange
 from floodmark.model.version import COUNTER_BITS, Version
 from floodmark.partition.commit.commit import CommittingPartition, Mint, RoundStep
 from floodmark.partition.families import META
@@ -76,12 +75,9 @@ class WriteConflicts:
     def load(self) -> None:
         """Load the ranges from the engine; those of a round at work are not there yet."""
         found: dict[Version, Declared] = {}
-        start, end = CONFLICTS, CONFLICTS + b"\xff" * 9
-        while page := self._engine.scan(META, start, end, rows_max=PAGE_ROWS_MAX, bytes_max=PAGE_BYTES_MAX):
-            for key, stored in page:
-                version = int.from_bytes(key[len(CONFLICTS) :], "big")
-                found[version] = msgspec.msgpack.decode(stored, type=Declared)
-            start = after(page[-1][0])
+        for key, stored in scan_rows(self._engine, META, CONFLICTS, CONFLICTS + b"\xff" * 9):
+            version = int.from_bytes(key[len(CONFLICTS) :], "big")
+            found[version] = msgspec.msgpack.decode(stored, type=Declared)
         self._declared = found
 
     def add(self, version: Version, declared: Declared) -> WriteRow:

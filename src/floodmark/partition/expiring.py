@@ -32,9 +32,10 @@ from floodmark.codec.ordered import (
 from floodmark.codec.stamps import digest_copies
 from floodmark.codec.values import HAS_EXPIRY, decode_value, encode_value
 from floodmark.engine import Engine, WriteRow
+from floodmark.engine.base import scan_pages
 from floodmark.model.change import Stamp
 from floodmark.model.errors import Corruption
-from floodmark.model.limits import EXPIRIES_PER_COMMIT_MAX, PAGE_BYTES_MAX, PAGE_ROWS_MAX
+from floodmark.model.limits import EXPIRIES_PER_COMMIT_MAX, PAGE_BYTES_MAX
 from floodmark.model.partition import PartitionMap
 from floodmark.model.ranges import after
 from floodmark.model.version import Version, physical_ms
@@ -111,14 +112,12 @@ class Expiries:
         storage, engine = self._place.storage, self._place.engine
         if engine.get(META, EXPIRING_INDEXED) is not None:
             return
-        start = b""
-        while page := engine.scan(DATA, start, None, rows_max=PAGE_ROWS_MAX, bytes_max=PAGE_BYTES_MAX):
+        for page in scan_pages(engine, DATA, b"", None):
             rows = index_rows(*zip(*page, strict=True))
             if rows:
                 storage.remove(rows)
             if not pause():
                 return
-            start = after(page[-1][0])
         with storage.settled():
             storage.store([(META, EXPIRING_INDEXED, b"")])
 

@@ -12,9 +12,10 @@ from typing import Final, TypeVar
 import msgspec
 
 from floodmark.engine import Engine, WriteRow
+from floodmark.engine.base import scan_rows
 from floodmark.model.errors import Corruption
-from floodmark.model.limits import NODES_MAX, PAGE_BYTES_MAX, PAGE_ROWS_MAX
-from floodmark.model.ranges import KeyRange, after, prefix_end
+from floodmark.model.limits import NODES_MAX
+from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import Version
 from floodmark.partition.families import LOGS, META, NEXT_ID, PARTITIONS
 
@@ -158,10 +159,7 @@ def open_partition(
 
 def read_metadata(engine: Engine, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
     """All metadata rows whose keys start with `prefix`, page by page."""
-    start, end = prefix, prefix_end(prefix)
-    while page := engine.scan(META, start, end, rows_max=PAGE_ROWS_MAX, bytes_max=PAGE_BYTES_MAX):
-        yield from page
-        start = after(page[-1][0])
+    return scan_rows(engine, META, prefix, prefix_end(prefix))
 
 
 def load_metadata(engine: Engine, prefix: bytes, kind: type[Stored]) -> Iterator[Stored]:

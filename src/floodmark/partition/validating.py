@@ -35,10 +35,11 @@ from floodmark.codec.ordered import (
 from floodmark.codec.states import live_value
 from floodmark.codec.values import HAS_EXPIRY, HAS_STAMPS
 from floodmark.engine import Row
+from floodmark.engine.base import scan_rows
 from floodmark.model.errors import Conflict, TransactionTooOld
-from floodmark.model.limits import PAGE_BYTES_MAX, PAGE_ROWS_MAX, TRANSACTION_AGE_MS_MAX
+from floodmark.model.limits import TRANSACTION_AGE_MS_MAX
 from floodmark.model.partition import ReadSet
-from floodmark.model.ranges import KeyRange, after
+from floodmark.model.ranges import KeyRange
 from floodmark.model.version import VERSION_MAX, Version, compose, physical_ms
 from floodmark.partition.commit.expiry_index import decode_index_key, index_range
 from floodmark.partition.committer import Committer, moved
@@ -161,17 +162,15 @@ class Validation:
         if not self.reads.ranges:
             return
         start, end = index_range(first, last)
-        while page := self._engine.scan(META, start, end, rows_max=PAGE_ROWS_MAX, bytes_max=PAGE_BYTES_MAX):
-            for index_key, _ in page:
-                engine_key = decode_index_key(index_key).engine_key
-                namespace, user_key, version = decode_key(engine_key)
-                key = encode_namespace(namespace) + user_key
-                if version <= self.reads.since and any(keys.contains(key) for keys in self.reads.ranges):
-                    # The row may have outlived its record.
-                    newest = find_stored(self._engine, engine_key[:-VERSION_BYTES], self.reads.since)
-                    if newest is not None and newest[0] == version:
-                        raise self._expired(key, until)
-            start = after(page[-1][0])
+        for index_key, _ in scan_rows(self._engine, META, start, end):
+            engine_key = decode_index_key(index_key).engine_key
+            namespace, user_key, version = decode_key(engine_key)
+            key = encode_namespace(namespace) + user_key
+            if version <= self.reads.since and any(keys.contains(key) for keys in self.reads.ranges):
+                # The row may have outlived its record.
+                newest = find_stored(self._engine, engine_key[:-VERSION_BYTES], self.reads.since)
+                if newest is not None and newest[0] == version:
+                    raise self._expired(key, until)
 
     def _expired(self, key: bytes, version: Version) -> Conflict:
         since = self.reads.since
@@ -237,14 +236,12 @@ class Validation:
     def _logged(self, partition: DecidingPartition) -> Iterator[tuple[Version, bytes]]:
         """The versions and qualified keys in the change log of a partition above what was looked through."""
         start, end = encode_log_range(partition.log_id, self._seen, VERSION_MAX)
-        while page := self._engine.scan(LOG, start, end, rows_max=PAGE_ROWS_MAX, bytes_max=PAGE_BYTES_MAX):
-            for log_key, row in page:
-                _, version, _ = decode_log_key(log_key)
-                commit = decode_row(version, row)
-                if isinstance(commit, CommitRow):
-                    for key in commit.keys:
-                        yield version, key
-            start = after(page[-1][0])
+        for log_key, row in scan_rows(self._engine, LOG, start, end):
+            _, version, _ = decode_log_key(log_key)
+            commit = decode_row(version, row)
+            if isinstance(commit, CommitRow):
+                for key in commit.keys:
+                    yield version, key
 
     def _conflict(self, key: bytes, version: Version) -> Conflict:
         return conflict_on(key, version, self.reads.since)

@@ -21,11 +21,12 @@ import msgspec
 from msgspec.structs import replace
 
 from floodmark.engine import Engine, WriteRow
+from floodmark.engine.base import scan_rows
 from floodmark.feed.leased import ReaderKind, RowState
 from floodmark.feed.subscription.acknowledgement import Deliveries, Progress
 from floodmark.feed.subscription.subscriptions import SubscriptionRow
 from floodmark.model.errors import Corruption, SubscriptionNotFound
-from floodmark.model.limits import PAGE_BYTES_MAX, PAGE_ROWS_MAX, SUBSCRIPTIONS_MAX
+from floodmark.model.limits import SUBSCRIPTIONS_MAX
 from floodmark.model.ranges import after
 from floodmark.model.version import VERSION_MAX, Version
 from floodmark.partition import META, load_metadata
@@ -182,10 +183,8 @@ def load_subscription(engine: Engine, name: str) -> SubscriptionState | None:
 
 def _read_changes(engine: Engine, row: SubscriptionRow) -> Changes:
     start, end = _change_key(row.name, row.changed + 1), after(_change_key(row.name, VERSION_MAX))
-    while page := engine.scan(META, start, end, rows_max=PAGE_ROWS_MAX, bytes_max=PAGE_BYTES_MAX):
-        for key, encoded in page:
-            yield int.from_bytes(key[-_VERSION_BYTES:], "big"), encoded
-        start = after(page[-1][0])
+    for key, encoded in scan_rows(engine, META, start, end):
+        yield int.from_bytes(key[-_VERSION_BYTES:], "big"), encoded
 
 
 def _decode(name: str, version: Version, encoded: bytes) -> SubscriptionChange:

@@ -32,6 +32,7 @@ from floodmark.codec.stamps import NO_STAMP, digest_copies, encode_stamp, find_o
 from floodmark.codec.states import CounterEntry, CounterState, decode_state, encode_state
 from floodmark.codec.values import HAS_ORIGIN
 from floodmark.engine import Engine, Row, WriteRow
+from floodmark.engine.base import scan_rows
 from floodmark.merge.states import Written, merge_states, stamp_state
 from floodmark.model.change import Stamp
 from floodmark.model.limits import (
@@ -40,7 +41,6 @@ from floodmark.model.limits import (
     PAGE_BYTES_MAX,
     PAGE_ROWS_MAX,
 )
-from floodmark.model.ranges import after
 from floodmark.model.version import Version
 from floodmark.partition.commit.commit import CommitTally, tally_one
 from floodmark.partition.commit.expiry_index import index_rows
@@ -213,13 +213,11 @@ class LoggedCommits:
         commit: dict[bytes, bytes | None] = {}
         chunks: list[bytes] = []
         start, end = encode_log_range(self._log, version - 1, version)
-        while page := self._engine.scan(LOG, start, end, rows_max=PAGE_ROWS_MAX, bytes_max=PAGE_BYTES_MAX):
-            for row_key, row in page:
-                chunks.append(row_key)
-                decoded = decode_row(version, row)
-                assert isinstance(decoded, CommitRow)
-                commit |= zip(decoded.keys, decoded.values, strict=True)
-            start = after(page[-1][0])
+        for row_key, row in scan_rows(self._engine, LOG, start, end):
+            chunks.append(row_key)
+            decoded = decode_row(version, row)
+            assert isinstance(decoded, CommitRow)
+            commit |= zip(decoded.keys, decoded.values, strict=True)
         self._commits[version] = commit
         self._chunks[version] = chunks
 

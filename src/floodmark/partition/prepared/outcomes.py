@@ -24,11 +24,11 @@ from typing import Final
 import msgspec
 
 from floodmark.engine import Engine, WriteRow
+from floodmark.engine.base import scan_rows
 from floodmark.model.batch import BATCH_ID_CHARACTERS, batch_age_ms, batches_from
 from floodmark.model.errors import Corruption, TransactionEnded
-from floodmark.model.limits import BATCH_AGE_MS_MAX, PAGE_BYTES_MAX, PAGE_ROWS_MAX
+from floodmark.model.limits import BATCH_AGE_MS_MAX
 from floodmark.model.partition import Decision
-from floodmark.model.ranges import after
 from floodmark.model.version import Version, physical_ms
 from floodmark.partition.families import META
 
@@ -65,11 +65,9 @@ def load_outcome(engine: Engine, batch: str, key: bytes) -> BatchOutcome | None:
 
 def read_outcomes(engine: Engine, until_ms: int) -> Iterator[tuple[str, bytes, BatchOutcome]]:
     """Id, key and outcome of all batches whose ids were minted before a time, the oldest first."""
-    start, end, place = BATCHES, _prefix(batches_from(until_ms)), len(BATCHES) + BATCH_ID_CHARACTERS
-    while page := engine.scan(META, start, end, rows_max=PAGE_ROWS_MAX, bytes_max=PAGE_BYTES_MAX):
-        for row_key, stored in page:
-            yield row_key[len(BATCHES) : place].decode(), row_key[place:], _decode(row_key, stored)
-        start = after(page[-1][0])
+    place = len(BATCHES) + BATCH_ID_CHARACTERS
+    for row_key, stored in scan_rows(engine, META, BATCHES, _prefix(batches_from(until_ms))):
+        yield row_key[len(BATCHES) : place].decode(), row_key[place:], _decode(row_key, stored)
 
 
 class NamedCommit:

@@ -48,17 +48,16 @@ from floodmark.model.batch import is_batch
 from floodmark.model.errors import Corruption, InvalidArgument, InvalidKey, Retryable
 from floodmark.model.limits import (
     KIB,
-    PAGE_BYTES_MAX,
-    PAGE_ROWS_MAX,
     PREPARED_BYTES_MAX,
     PREPARED_WRITES_MAX,
 )
 from floodmark.model.partition import BatchSettler, CommitLimits, Decision, Fate, Settler
-from floodmark.model.ranges import KeyRange, after, prefix_end
+from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 from floodmark.partition.commit.commit import BYTES_PER_BYTE, Writes
 from floodmark.partition.commit.merging import is_state
 from floodmark.partition.families import META
+from floodmark.partition.layout import read_metadata
 from floodmark.partition.prepared.lines import KeyLines
 from floodmark.partition.prepared.outcomes import load_outcome
 
@@ -400,11 +399,8 @@ def _encode_prefix(transaction: str) -> bytes:
 
 def read_prepared(engine: Engine) -> Iterator[tuple[str, bytes, Version, int]]:
     """Transaction, qualified key, p and size of every prepared key, in order of transactions and keys."""
-    start, end = PREPARED, prefix_end(PREPARED)
-    while page := engine.scan(META, start, end, rows_max=PAGE_ROWS_MAX, bytes_max=PAGE_BYTES_MAX):
-        for row_key, stored in page:
-            yield _decode_row(row_key, stored)
-        start = after(page[-1][0])
+    for row_key, stored in read_metadata(engine, PREPARED):
+        yield _decode_row(row_key, stored)
 
 
 def prepared_prefixes(engine: Engine, namespace: bytes) -> set[bytes]:

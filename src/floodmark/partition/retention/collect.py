@@ -16,8 +16,7 @@ from typing import Final
 
 from floodmark.codec.ordered import VERSION_BYTES, decode_version
 from floodmark.engine import Guard, WriteRow
-from floodmark.model.limits import PAGE_BYTES_MAX, PAGE_ROWS_MAX
-from floodmark.model.ranges import after
+from floodmark.engine.base import scan_pages
 from floodmark.model.version import Version, physical_ms
 from floodmark.partition.commit.storage import Storage
 from floodmark.partition.families import DATA, HORIZON, META
@@ -77,13 +76,12 @@ class Collector:
 
     def run(self, start: bytes, end: bytes) -> Collected:
         """Collect between two engine keys."""
-        while page := self._engine.scan(DATA, start, end, rows_max=PAGE_ROWS_MAX, bytes_max=PAGE_BYTES_MAX):
+        for page in scan_pages(self._engine, DATA, start, end):
             self._read += len(page)
             for engine_key, stored in page:
                 self._visit(engine_key, stored)
             if not self._pause():
                 break
-            start = after(page[-1][0])
         else:
             self._finish_key()
         self._flush()
