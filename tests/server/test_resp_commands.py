@@ -13,7 +13,7 @@ import pytest
 import redis
 from tests.server.support import in_threads
 from tests.server.support_resp import DIALECTS, resp_client, serving_resp
-from tests.site.support import HookedEngine, open_memory
+from tests.site.support import HookedEngine, nothing, open_memory
 from tests.waiting import wait_until
 
 import floodmark
@@ -400,6 +400,30 @@ def test_refused_command_spoils_the_transaction(client: Any) -> None:
 def test_transaction_commands_out_of_place(client: Any) -> None:
     refused("EXEC without MULTI", lambda: client.execute_command("EXEC"))
     refused("DISCARD without MULTI", lambda: client.execute_command("DISCARD"))
+
+
+@pytest.mark.parametrize("meanwhile", [1, 2, 33, 69, 70, 71, 100])
+def test_keys_are_read_together_though_they_are_written_meanwhile(meanwhile: int) -> None:
+    engine, keys = HookedEngine(), [f"key-{number:02}" for number in range(70)]
+    site = open_memory(engine, SimulatedTime())
+    with serving_resp(site) as (_, server), resp_client(server) as client:
+        users, looked_up = site.namespace("users"), 0
+        site.split("users", b"key-50")
+        users.put_many({key.encode(): b"before" for key in keys})
+
+        def write(operation: str) -> None:
+            """Write all keys in one commit before a look-up, and before the two that follow."""
+            nonlocal looked_up
+            looked_up += operation == "ceiling"
+            if operation == "ceiling" and meanwhile <= looked_up < meanwhile + 3:
+                engine.before = nothing
+                users.put_many({key.encode(): b"%d" % looked_up for key in keys})
+                engine.before = write
+
+        engine.before = write
+        found = client.mget(keys)
+        engine.before = nothing
+        assert len(set(found)) == 1
 
 
 def test_watched_key_that_expires_ends_the_transaction() -> None:

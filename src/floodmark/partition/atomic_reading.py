@@ -19,7 +19,7 @@ from floodmark.partition.commit.batches import BatchCache
 from floodmark.partition.committer import Committer
 from floodmark.partition.deciding import Serving, require_served, route
 from floodmark.partition.families import DATA
-from floodmark.partition.generations import shown, swapped_at
+from floodmark.partition.generations import pinned, shown, swapped_at
 from floodmark.partition.read.records import decode_record, read_record
 
 # Keys that are read from the engine at once: the values of more might need too much memory.
@@ -63,6 +63,36 @@ def read_batches(
     known = 0 if among or len(records) < len(keys) else resolved
     siblings = _find_siblings(committer.place.batches, records, known, keys, among)
     return AtomicAnswer(resolved, records, siblings, swapped)
+
+
+def read_together(
+    committer: Committer, engine: Engine, clock: HybridClock, keys: Sequence[bytes], bytes_max: int
+) -> tuple[list[Row | None], Version | None]:
+    """The newest rows of keys of this node as of one moment, and the version at which they were read, if any.
+
+    The rows end soon after `bytes_max` bytes.  Waits for nothing, so it may be called in a round.
+
+    If a row is newer than what was settled before, its commit may have written others after they were read.
+    Then all are read again, as of the newest one.  A commit is one engine write, and a round writes in the
+    order of versions, so all at or below that version can be read by then.  Exceptions are copies that a link
+    brings, and batches over several nodes.
+    """
+    engine, settled = pinned(engine), _resolve(committer, clock, keys)
+    rows = _read_rows(engine, keys, None, bytes_max)
+    newest = max((decode_version(row[0]) for row in rows if row is not None), default=0)
+    if newest <= settled:
+        return rows, None
+    return _read_rows(engine, keys, newest, bytes_max), newest
+
+
+def _read_rows(engine: Engine, keys: Sequence[bytes], at: Version | None, bytes_max: int) -> list[Row | None]:
+    rows: list[Row | None] = []
+    size = 0
+    while len(rows) < len(keys) and size <= bytes_max:
+        found = _find_rows(engine, keys[len(rows) : len(rows) + READ_KEYS], at)
+        size += sum(len(row[1]) for row in found if row is not None)
+        rows += found
+    return rows
 
 
 def _read(

@@ -1,10 +1,11 @@
 """Records as commands read and write them: namespaces by name, and writes that wait for their commit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from floodmark.codec.ordered import NAMESPACE_BYTES
 from floodmark.codec.states import live_value
-from floodmark.codec.values import encode_value
+from floodmark.codec.values import PLAIN_ENDS, encode_value
 from floodmark.engine import Row
 from floodmark.host.embedded import EmbeddedHost
 from floodmark.host.nodes import NodeHost
@@ -12,7 +13,9 @@ from floodmark.merge.policies import COUNTER, FIELDS
 from floodmark.model.access import Role
 from floodmark.model.errors import NamespaceNotFound
 from floodmark.model.version import Version
+from floodmark.partition.atomic_reading import read_together
 from floodmark.partition.deciding import newest_record
+from floodmark.partition.read.records import read_record
 from floodmark.server.access import Caller
 from floodmark.server.resp.table import WRONG_TYPE, CommandError
 from floodmark.site.namespace import Namespace
@@ -144,6 +147,36 @@ class CommandRecords:
             return None if held is None else held.value
         return self._router.get(place.qualified, None)
 
+    def get_many(self, keys: Sequence[bytes], bytes_max: int) -> Iterator[bytes | None]:
+        """The values of keys, as of one moment if this node serves all and they have at most `bytes_max`."""
+        places = [self.locate(key, Role.READ).qualified for key in keys]
+        found = self._read_together(
+            [key for key in dict.fromkeys(places) if key not in self._held], bytes_max
+        )
+        for key, place in zip(keys, places, strict=True):
+            yield found[place] if place in found else self.get(key)
+
+    def _read_together(self, keys: Sequence[bytes], bytes_max: int) -> dict[bytes, bytes | None]:
+        """The values of qualified keys; empty if they have to be read one by one."""
+        if len(keys) < 2:
+            return {}
+        node = self.spaces.host.node
+        partitions = [node.map.route(key) for key in keys]
+        if any(partition.retired for partition in partitions):
+            return {}
+        rows, at = read_together(node.committer, node.engine, node.clock, keys, bytes_max)
+        # Of what was given away or collected meanwhile, something may be missing.
+        if len(rows) < len(keys) or any(partition.retired for partition in partitions):
+            return {}
+        if at is not None:
+            spaces = {int.from_bytes(key[:NAMESPACE_BYTES], "big") for key in keys}
+            if at < max(map(node.retention.collected_version, spaces)):
+                return {}
+        for partition in partitions:
+            partition.heat.reads += 1
+        now_ms = self.now_ms()
+        return {key: _live_value(row, now_ms) for key, row in zip(keys, rows, strict=True)}
+
     def find(self, key: bytes) -> Held | None:
         """The record of a key."""
         return self.find_at(self.locate(key, Role.READ))
@@ -229,3 +262,10 @@ def require_fields(place: KeyPlace) -> KeyPlace:
     if not place.space.has_fields:
         raise CommandError(WRONG_TYPE)
     return place
+
+
+def _live_value(row: Row | None, now_ms: int) -> bytes | None:
+    if row is None or row[1][-1:] in PLAIN_ENDS:
+        return None if row is None else row[1][:-1]
+    live = read_record(*row, now_ms)
+    return None if live is None else live[1]

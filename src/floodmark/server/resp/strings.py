@@ -63,8 +63,7 @@ def get(records: CommandRecords, arguments: Arguments) -> object:
 def get_many(records: CommandRecords, arguments: Arguments) -> object:
     values: list[bytes | None] = []
     size = 0
-    for key in arguments[1:]:
-        value = records.get(key)
+    for value in records.get_many(arguments[1:], REPLY_BYTES_MAX):
         size += 0 if value is None else len(value)
         if size > REPLY_BYTES_MAX:
             raise CommandError("ERR the values have more than 64 MiB together; ask for fewer keys at a time")
@@ -74,7 +73,7 @@ def get_many(records: CommandRecords, arguments: Arguments) -> object:
 
 @TABLE.read("EXISTS", -2, keys=ALL)
 def exists(records: CommandRecords, arguments: Arguments) -> object:
-    return sum(records.get(key) is not None for key in arguments[1:])
+    return sum(value is not None for value in records.get_many(arguments[1:], REPLY_BYTES_MAX))
 
 
 @TABLE.read("STRLEN", 2)
