@@ -10,6 +10,8 @@ from time import monotonic
 from typing import Final, TypeVar
 
 HANG_SECONDS: Final = 240
+# The demo takes a minute by itself.
+DEMO_SECONDS_MAX: Final = 900
 PAUSE_SECONDS: Final = 0.01
 
 Found = TypeVar("Found")
@@ -19,10 +21,11 @@ def wait_until(
     look: Callable[[], Found | None],
     what: str | Callable[[], str],
     *,
+    seconds: float = HANG_SECONDS,
     pause_seconds: float = PAUSE_SECONDS,
 ) -> Found:
     """Return what `look` finds as soon as it finds something, for a condition that no event announces."""
-    deadline, pause = monotonic() + HANG_SECONDS, Event()
+    deadline, pause = monotonic() + seconds, Event()
     while not (found := look()):
         assert monotonic() < deadline, what if isinstance(what, str) else what()
         pause.wait(pause_seconds)

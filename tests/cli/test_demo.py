@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 from tests.cli.support import FLOODMARK, Outcome, run
 from tests.test_readme import shown_on_the_picture
-from tests.waiting import HANG_SECONDS
+from tests.waiting import DEMO_SECONDS_MAX, HANG_SECONDS
 
 from floodmark.cli.demo import story
 from floodmark.cli.demo.stage import Stage
@@ -42,7 +42,6 @@ from floodmark.replication.topology import parse_topology
 from floodmark.spark.jobs import PairSummary, VerifySummary
 from floodmark.spark.jobs.verifying.verify import DriftFound
 
-DEMO_SECONDS_MAX = 300.0
 STEPS = ["serve", "crash", "copy", "verify", "loss", "find", "repair"]
 
 

@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 from tests.browser import open_browser
 from tests.cli.support import FLOODMARK
-from tests.waiting import wait_until
+from tests.waiting import DEMO_SECONDS_MAX, wait_until
 
 PICTURE_BYTES_MAX: Final = 200_000
 WIDTH, HEIGHT, NARROW = 1280, 1180, 400
@@ -30,8 +30,13 @@ def test_console_of_the_demo_shows_the_lost_change_and_its_repair(tmp_path: Path
         browser.resize(WIDTH, HEIGHT)
         browser.open(link[1])
         browser.wait_text("#links", "oslo → rome")
-        # Lag and heat for some seconds, and then the change that gets lost.
-        wait_until(lambda: "changes lost or doubled" in browser.text("#links"), "the loss", pause_seconds=0.2)
+        # Lag and heat for some seconds, and then the change that gets lost, after most steps of the demo.
+        wait_until(
+            lambda: "changes lost or doubled" in browser.text("#links"),
+            "the loss",
+            seconds=DEMO_SECONDS_MAX,
+            pause_seconds=0.2,
+        )
         browser.picture(pictures / "console.png")
         wait_until(lambda: "drifted apart" in browser.text("#verify"), "the drift", pause_seconds=0.1)
         said = demo.stdout.read()
