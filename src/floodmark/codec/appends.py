@@ -97,7 +97,7 @@ def set_after(value: bytes, version: Version) -> bytes:
 
 
 def mark_write(value: bytes) -> bytes:
-    """`mark_batch` for the value of a request, whose key may wait for its version.
+    r"""`mark_batch` for the value of a request, whose key may wait for its version.
 
     >>> decode_append(mark_write(encode_append(b"a\0", 4))).stored, mark_write(b"a\0")
     (b'a\x10', b'a\x10')
