@@ -15,13 +15,16 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 from tests.links.support import Served, ServeSite, serving_sites
+from tests.nodes import LOOPBACK
 from tests.server.processes import Process, start_server
 from tests.server.support import token_of, write_roles
 from tests.spark import support_connect
 from tests.spark.processes import SparkProcess
 
+import floodmark
+from floodmark.clock import system_time_ms
 from floodmark.model.access import Role
-from floodmark.server import Server, ServerOptions
+from floodmark.server import Server, ServerOptions, serve
 from floodmark.site import Site
 from floodmark.spark.session import SparkOptions, open_session
 
@@ -123,6 +126,20 @@ def serve_site(tmp_path: Path) -> Iterator[ServeSite]:
 def served(serve_site: ServeSite) -> Served:
     """A site that everybody may use."""
     return serve_site()
+
+
+@pytest.fixture
+def set_back(tmp_path: Path) -> Iterator[Served]:
+    """A site whose versions are an hour ahead: its clock was, and has been set back to the right time."""
+    ahead_ms = [3_600_000]
+    directory = tmp_path / "ahead"
+    site = floodmark.open(directory, site="oslo", time_source=lambda: system_time_ms() + ahead_ms[0])
+    with serve(site, LOOPBACK) as server:
+        site.create_namespace("users")
+        site.create_namespace("profiles", merge="fields")
+        site.heartbeat()
+        ahead_ms[0] = 0
+        yield Served(site=site, server=server, directory=directory)
 
 
 @pytest.fixture

@@ -151,6 +151,18 @@ def test_what_has_expired_leaves_the_view(
     assert view[b"durable"] == b"y"
 
 
+@pytest.mark.slow
+def test_what_has_not_expired_stays_in_the_view_after_a_clock_was_set_back(
+    set_back: Served, spark: SparkSession, target: Path
+) -> None:
+    users = set_back.site.namespace("users")
+    users.put(b"before", b"x", ttl=timedelta(minutes=30))
+    export_users(set_back, spark, target, view="current")
+    users.put(b"after", b"y", ttl=timedelta(minutes=30))
+    export_users(set_back, spark, target, view="current")
+    assert exported_current(target) == {b"before": b"x", b"after": b"y"} == dict(users.scan())
+
+
 @pytest.mark.soak
 def test_exports_until_the_same_version_can_be_read_together(
     served: Served, spark: SparkSession, tmp_path: Path

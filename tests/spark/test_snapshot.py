@@ -217,6 +217,18 @@ def _signed(number: int) -> int:
     return number - (1 << 64) if number >= 1 << 63 else number
 
 
+def test_after_a_clock_was_set_back_a_snapshot_has_what_a_read_of_the_site_shows(set_back: Served) -> None:
+    profiles = set_back.site.namespace("profiles")
+    assert isinstance(profiles, Namespace)
+    set_back.site.namespace("users").put(b"ada", b"1", ttl=timedelta(minutes=30))
+    profiles.put(b"ada", b'{"name":"Ada"}')
+    profiles.update(b"ada", {"session": "x1"}, ttl=timedelta(minutes=30))
+    set_back.site.heartbeat()
+    for place in (set_back.url, str(set_back.directory)):
+        assert read_pairs(place) == {b"ada": b"1"}
+        assert read_pairs(place, namespace="profiles") == {b"ada": profiles.get(b"ada")}
+
+
 def test_metadata_names_the_origin_and_the_partition(
     location: Callable[[], str], site: Site, users: Namespace
 ) -> None:

@@ -15,12 +15,14 @@ from typing import Final
 
 import pyarrow
 
+from floodmark.clock import system_time_ms
 from floodmark.codec.changelog import decode_log_key, decode_row, encode_log_range
 from floodmark.codec.ordered import NAMESPACE_BYTES, decode_key, encode_namespace, encode_prefix
 from floodmark.engine import Row
 from floodmark.engine.rocks import RocksSecondary
 from floodmark.engine.witness import Witness, WitnessFile, require_files
 from floodmark.feed.reading.columns import Columns
+from floodmark.feed.reading.items import snapshot_ms
 from floodmark.feed.reading.reader import gather_lines
 from floodmark.feed.reading.swaps import Swap, cross, end_before_swap
 from floodmark.host.catalog import NamespaceRow, generations_of, load_namespaces
@@ -208,6 +210,7 @@ class DirectoryReader:
         assert keys.end is not None
         namespace = keys.start[:NAMESPACE_BYTES]
         self._require_seen(at)
+        judged_ms = snapshot_ms(at, system_time_ms())
         for partition, held in self.partitions():
             within = held.intersect(keys)
             if within is None:
@@ -217,7 +220,7 @@ class DirectoryReader:
             end = encode_prefix(within.end)
             while resume is not None:
                 batch, resume = scan_records_page(
-                    self._engine, resume, end, at, partition, dead=dead, content=content
+                    self._engine, resume, end, at, partition, dead=dead, content=content, judged_ms=judged_ms
                 )
                 # The reader may have caught up with garbage collection in between.
                 require_kept(at, self._collected_version(namespace))

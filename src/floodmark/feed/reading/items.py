@@ -232,6 +232,17 @@ def judged_ms(version: Version, now_ms: int) -> int:
     return max(now_ms, min(physical_ms(version), now_ms + SKEW_MS_MAX))
 
 
+def snapshot_ms(version: Version, now_ms: int) -> int:
+    """When the expiry of what a snapshot holds is judged: at its version, unless that is far ahead.
+
+    It is ahead where the site's clock was set back, and a site judges by the clock then.
+
+    >>> snapshot_ms(5_000 << 18, 4_800), snapshot_ms(5_000 << 18, 6_000), snapshot_ms(5_000 << 18, 1_000)
+    (5000, 5000, 1500)
+    """
+    return min(physical_ms(version), now_ms + SKEW_MS_MAX)
+
+
 def _version(item: Change | Heartbeat) -> Version:
     return item.version
 

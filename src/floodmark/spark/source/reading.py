@@ -33,6 +33,7 @@ from pyspark.sql.types import StructType
 from floodmark.clock import system_time_ms
 from floodmark.codec.ordered import NAMESPACE_BYTES, qualify_range
 from floodmark.feed import at_present
+from floodmark.feed.reading.items import snapshot_ms
 from floodmark.feed.safepoints import begin_reading
 from floodmark.host.catalog import NamespaceRow
 from floodmark.host.ports import published_version
@@ -235,10 +236,11 @@ def open_reader(address: SiteAddress) -> SiteReader:
 
 @dataclass(frozen=True)
 class RecordRange(InputPartition):
-    """The records of a range of qualified keys at a version."""
+    """The records of a range of qualified keys at a version, as they look at a moment."""
 
     keys: KeyRange
     version: Version
+    judged_ms: int
     site_id: int
 
 
@@ -256,7 +258,8 @@ class SnapshotReader(DataSourceReader):
             version = _fix_version(reader, namespace, options.at)
             keys = qualify_range(namespace.id, options.keys)
             ranges = plan_records(reader, keys, version, options.partitions_min)
-            return [RecordRange(each, version, reader.site_id) for each in ranges]
+            judged_ms = snapshot_ms(version, reader.physical_ms())
+            return [RecordRange(each, version, judged_ms, reader.site_id) for each in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         assert isinstance(partition, RecordRange)
@@ -267,7 +270,7 @@ class SnapshotReader(DataSourceReader):
             dead = options.rows != LIVE
             for batch in reader.scan_records(partition.keys, partition.version, dead=dead, content=content):
                 if batch.num_rows:
-                    yield snapshot_rows(batch, rows, physical_ms(partition.version))
+                    yield snapshot_rows(batch, rows, partition.judged_ms)
 
 
 def snapshot_schema(given: Mapping[str, str]) -> StructType:

@@ -24,6 +24,7 @@ from floodmark.accounting.checks import Checks, CheckStatistics, check_step, rep
 from floodmark.accounting.counting import Counted
 from floodmark.clock import monotonic_ms
 from floodmark.feed.reading.cut import ChangesCut
+from floodmark.feed.reading.items import snapshot_ms
 from floodmark.files.directory import Directory
 from floodmark.model.errors import InvalidArgument, InvalidVersion, VersionCollected
 from floodmark.model.stream import OnGeneration
@@ -286,17 +287,17 @@ class _Export:
         self, changes: ChangesTask, place: Directory, since: Version, through: Version
     ) -> tuple[list[ExportFile], list[Path], Counted]:
         """Rewrite the files that changes touch.  Returns the new files, the old ones, and the count."""
-        files = self._target.files()
+        files, at_ms = self._target.files(), snapshot_ms(through, self._host.physical_ms())
         gathered = newest_changes(self._spark, changes).persist()
         try:
             newest, counted = take_counted(gathered)
             removed = files
             if files and not self._target.rewrites_whole:
-                touched = touched_names(read_view(self._spark, files), newest, through)
+                touched = touched_names(read_view(self._spark, files), newest, at_ms)
                 removed = [file for file in files if file.name in touched]
             view = read_view(self._spark, removed) if removed else None
             size = sum(file.stat().st_size for file in removed)
-            rows = merge_rows(view, newest, through, 1 + size // VIEW_FILE_BYTES)
+            rows = merge_rows(view, newest, at_ms, 1 + size // VIEW_FILE_BYTES)
             added = write_files(rows, place, self._target.identity.view.schema, step_prefix(since))
             return added, removed, counted
         finally:

@@ -27,7 +27,7 @@ from floodmark.files.directory import Directory, directory_at
 from floodmark.model.change import ChangeType
 from floodmark.model.limits import MIB
 from floodmark.model.stream import OnGeneration
-from floodmark.model.version import Version, moment_of
+from floodmark.model.version import Version
 from floodmark.site.address import SiteAddress
 from floodmark.spark.jobs.common import changes_between, read_site
 from floodmark.spark.source.reading import ChangeInterval, open_changes_reader, read_batches
@@ -189,26 +189,26 @@ def read_view(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
     return spark.read.parquet(*(file.as_uri() for file in files))
 
 
-def touched_names(view: DataFrame, newest: DataFrame, at: Version) -> set[str]:
+def touched_names(view: DataFrame, newest: DataFrame, at_ms: int) -> set[str]:
     """The names of a view's files in which a key has changed or a record has expired."""
     marks = newest.select("key", F.lit(True).alias("changed"))
     rows = view.select("key", "_expires_at", F.col("_metadata.file_name").alias("file"))
-    stale = rows.join(marks, "key", "left").where(F.col("changed") | _is_expired(at))
+    stale = rows.join(marks, "key", "left").where(F.col("changed") | _is_expired(at_ms))
     return {row.file for row in stale.select("file").distinct().collect()}
 
 
-def merge_rows(view: DataFrame | None, newest: DataFrame, at: Version, files: int) -> DataFrame:
-    """A view with changes merged into it, in about `files` files."""
+def merge_rows(view: DataFrame | None, newest: DataFrame, at_ms: int, files: int) -> DataFrame:
+    """A view with changes merged into it, as it looks at a moment, in about `files` files."""
     columns = CURRENT.names
     put = newest.where(F.col("_change_type") != ChangeType.DELETE.value).select(*columns)
     if view is not None:
         kept = view.select(*columns).join(newest.select("key"), "key", "left_anti")
         put = kept.unionByName(put)
-    return put.where(~_is_expired(at)).coalesce(files)
+    return put.where(~_is_expired(at_ms)).coalesce(files)
 
 
-def _is_expired(at: Version) -> Column:
-    return F.coalesce(F.col("_expires_at") <= F.lit(moment_of(at)), F.lit(False))
+def _is_expired(at_ms: int) -> Column:
+    return F.coalesce(F.col("_expires_at") <= F.timestamp_millis(F.lit(at_ms)), F.lit(False))
 
 
 # Files
