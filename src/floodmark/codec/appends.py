@@ -100,7 +100,7 @@ def mark_write(value: bytes) -> bytes:
     r"""`mark_batch` for the value of a request, whose key may wait for its version.
 
     >>> decode_append(mark_write(encode_append(b"a\0", 4))).stored, mark_write(b"a\0")
-    (b'a\\x10', b'a\\x10')
+    (b'a\x10', b'a\x10')
     """
     if not is_append(value):
         return mark_batch(value)
