@@ -167,6 +167,7 @@ class Client(TransactionCalls):
             versions=SimpleNamespace(read_version=self._ask_version),
             transactions=CalledTransactions(owner),
             physical_ms=world.time,
+            version_ms=world.time,
             reading=lambda *_: nullcontext(),
         )
         self._called = called
