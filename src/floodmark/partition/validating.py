@@ -172,15 +172,8 @@ class Validation:
                 if newest is not None and newest[0] == version:
                     raise self._expired(key, until)
 
-    def _expired(self, key: bytes, version: Version) -> Conflict:
-        since = self.reads.since
-        return Conflict(
-            f"{key[NAMESPACE_BYTES:]!r:.60} has expired by version {version}, after the transaction had read "
-            f"it at {since}; begin the transaction again, as run_transaction does",
-            key=key[NAMESPACE_BYTES:],
-            namespace=int.from_bytes(key[:NAMESPACE_BYTES], "big"),
-            version=version,
-        )
+    def _expired(self, key: bytes, by: Version) -> Conflict:
+        return conflict_on(key, by, self.reads.since, "has expired by")
 
     def _require_known(self, now: Version) -> None:
         """Refuse a version so old that changes above it may have been forgotten."""
@@ -247,10 +240,10 @@ class Validation:
         return conflict_on(key, version, self.reads.since)
 
 
-def conflict_on(key: bytes, version: Version, since: Version) -> Conflict:
-    """The error for a qualified key that was written, or is being written, after it was read."""
+def conflict_on(key: bytes, version: Version, since: Version, what: str = "was written at") -> Conflict:
+    """The error for a qualified key that was written, is being written or has expired after it was read."""
     return Conflict(
-        f"{key[NAMESPACE_BYTES:]!r:.60} was written at version {version}, after the transaction had read it "
+        f"{key[NAMESPACE_BYTES:]!r:.60} {what} version {version}, after the transaction had read it "
         f"at {since}; begin the transaction again, as run_transaction does",
         key=key[NAMESPACE_BYTES:],
         namespace=int.from_bytes(key[:NAMESPACE_BYTES], "big"),
