@@ -19,7 +19,7 @@ from floodmark.host.catalog import Rewound
 from floodmark.host.local import LocalVersions
 from floodmark.host.maps import NodeMaps, takeover_backoff
 from floodmark.host.parts import SiteParts
-from floodmark.host.peers import ASK_SECONDS, FATE, PASS_PEER_VERSION, SETTLE_PEER, Peers
+from floodmark.host.peers import FATE, PASS_PEER_VERSION, SETTLE_PEER, Peers
 from floodmark.host.ports import GenerationPort, PeerVersions
 from floodmark.model.errors import FloodmarkError, NotKeeper, PartitionMoved, PartitionStopped, Unreachable
 from floodmark.model.partition import Fate, Partition
@@ -138,7 +138,7 @@ class OtherNodes:
         """
         asked = self._asked.setdefault(node, _Asked())
         arrived = next(self._tickets)
-        if not asked.lock.acquire(timeout=2 * ASK_SECONDS):
+        if not asked.lock.acquire(timeout=2 * self._peers.ask_seconds):
             return None
         try:
             if asked.ticket > arrived:

@@ -23,7 +23,7 @@ def takeover_backoff() -> Backoff:
 class NodeMaps:
     """The partitions of the whole site: this node's own, and those of other nodes behind their servers.
 
-    With `quick`, a call of another node waits for at most `ASK_SECONDS`.
+    With `quick`, a call of another node waits for at most `Peers.ask_seconds`.
     """
 
     def __init__(self, shared: SharedNode, peers: Peers, *, quick: bool = False) -> None:

@@ -28,7 +28,7 @@ from floodmark.host.directory import Identity
 from floodmark.host.embedded import BuildHost, EmbeddedHost
 from floodmark.host.maps import NodeMaps, NodeMoves, takeover_backoff
 from floodmark.host.overview import ServingFacts
-from floodmark.host.peers import REFRESH_PEER, Peers, load_secret
+from floodmark.host.peers import ASK_SECONDS, REFRESH_PEER, Peers, load_secret
 from floodmark.host.ports import PORTS, Host, PeerCommands, PeerCredentials, PeerPort, PeerReply
 from floodmark.host.remote import RemoteNamespaces
 from floodmark.host.statistics import NodeCounters
@@ -77,11 +77,13 @@ def make_node(
     node: int | None = None,
     beat_source: TimeSource = elapsed_ms,
     beats: bool = True,
+    ask_seconds: float = ASK_SECONDS,
 ) -> "NodeHost":
     """The host of a site whose engine other processes may share: this process is one of its nodes.
 
     Without a number of the `node`, it gets the lowest that is free.  `beat_source` measures the time between
-    beats; `beats=False` leaves `NodeHost.beat` and `watch` to the caller.
+    beats; `beats=False` leaves `NodeHost.beat` and `watch` to the caller.  After `ask_seconds` without an
+    answer, the ceiling of another node stands for its versions.
     """
     time_source.start(physical_ms(highest_ceiling(engine)))
     return NodeHost(
@@ -93,6 +95,7 @@ def make_node(
         elapsed_source=beat_source,
         skew_ms_max=skew_ms_max,
         beats=beats,
+        ask_seconds=ask_seconds,
     )
 
 
@@ -113,6 +116,7 @@ class NodeHost(Host):
         elapsed_source: TimeSource,
         skew_ms_max: int,
         beats: bool,
+        ask_seconds: float,
     ) -> None:
         self.identity = identity
         self.peer_token = load_secret(engine)
@@ -138,7 +142,7 @@ class NodeHost(Host):
             skew_ms_max=skew_ms_max,
             load_generations=lambda engine: generations_of(load_namespaces(engine)),
         )
-        self._peers = Peers(self.peer_token)
+        self._peers = Peers(self.peer_token, ask_seconds)
         self.others = OtherNodes(self.shared, self._peers, elapsed_source)
         maps = NodeMaps(self.shared, self._peers)
         self._calls = CallPool(CALLS_MAX)

@@ -43,12 +43,14 @@ def load_secret(engine: Engine) -> str:
 class Peers:
     """Connections to the other nodes.  `urls` is replaced as a whole when the beats of nodes tell others."""
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str, ask_seconds: float = ASK_SECONDS) -> None:
         self.urls: Mapping[int, str] = {}
+        # How long a node is waited for that need not answer: its ceiling does instead.
+        self.ask_seconds = ask_seconds
         self.credentials = PeerCredentials()
         self._token = token
         self._calls = Connections(partial(self._connect, {}))
-        self._asks = Connections(partial(self._connect, {"timeout_seconds": ASK_SECONDS}))
+        self._asks = Connections(partial(self._connect, {"timeout_seconds": ask_seconds}))
 
     def _connect(self, options: Mapping[str, Any], url: str) -> Connection:
         files = vars(self.credentials) if url.startswith("grpc+tls:") else {}
@@ -62,7 +64,7 @@ class Peers:
         return self._calls.at(self._url(node))
 
     def quick(self, node: int) -> Connection:
-        """`at`, for calls that wait for at most `ASK_SECONDS`."""
+        """`at`, for calls that wait for at most `ask_seconds`."""
         return self._asks.at(self._url(node))
 
     def port(self, node: int) -> PeerPort:
@@ -70,7 +72,7 @@ class Peers:
         return cast(PeerPort, RemoteCalls(self.at(node).call, _METHODS.values()))
 
     def versions(self, node: int) -> PeerVersions:
-        """The versions of a node, within `ASK_SECONDS`."""
+        """The versions of a node, within `ask_seconds`."""
         return self.quick(node).call(PEER_VERSIONS)
 
     def _url(self, node: int) -> str:

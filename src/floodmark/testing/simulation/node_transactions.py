@@ -296,7 +296,7 @@ class NodeTransactions:
         if shared is None:
             raise Unreachable(f"node {member.number} does not answer")
         if shared not in self._others:
-            peers: Any = SimpleNamespace(versions=self._versions_of, quick=None)
+            peers: Any = SimpleNamespace(versions=self._versions_of, quick=None, ask_seconds=1)
             self._others[shared] = OtherNodes(shared, peers, self.world.time)
         waits = SimpleNamespace(wait=lambda seconds: self.world.pass_time(round(seconds * 1_000)))
         with patch.object(asking, "Event", lambda: waits):
