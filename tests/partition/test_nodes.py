@@ -180,6 +180,7 @@ def test_batches_and_what_became_of_them_go_with_their_keys(way: str) -> None:
     with pytest.raises(PartitionMoved if way == "move" else NodeFenced):
         serving(first).ended_prepared([done], [KEY])
     cluster.time.advance(1)
+    second.node.committer.now()
     assert {batch for batch, *_ in ended_batches(second.node, 0)} == {done, refused, prepared}
 
 

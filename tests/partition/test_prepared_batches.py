@@ -307,6 +307,7 @@ def test_what_became_of_a_batch_is_kept_until_it_is_forgotten(
     batches.commit(done, keys[0], version)
     batches.ask(refused, keys[0])
     time.advance(1)
+    batches.node.committer.now()
     found = {(batch, key): outcome for batch, key, outcome in ended_batches(batches.node, 0)}
     assert {each: (outcome.decision, outcome.version) for each, outcome in found.items()} == {
         (done, keys[0]): (Decision.COMMIT, version),

@@ -251,6 +251,8 @@ def test_outcomes_are_kept_while_a_prepare_may_come_late_and_then_forgotten(clus
     cluster.time.advance(FORGET_MS)
     cluster.tick()
     for number in cluster.sites:
+        cluster.host(number).current.node.committer.now()
+    for number in cluster.sites:
         cluster.host(number).others.forget()
         assert list(ended_batches(cluster.host(number).current.node, 0)) == []
 
@@ -260,6 +262,7 @@ def test_an_outcome_is_kept_while_a_partition_has_the_batch_open(cluster: NodeCl
     cluster.time.advance(FORGET_MS)
     cluster.tick()
     first = cluster.host(1)
+    first.current.node.committer.now()
     first.others.forget()
     assert len(list(ended_batches(first.current.node, 0))) == 1
     settle(cluster)

@@ -397,16 +397,19 @@ def resolved_versions(node: Node) -> dict[int, Version]:
 
 
 def ended_batches(node: Node, age_ms: int) -> Iterator[tuple[str, bytes, BatchOutcome]]:
-    """Id, key and outcome of the atomic batches that have ended at a node, and whose ids are older."""
+    """Id, key and outcome of the atomic batches that have ended at a node, and whose ids are older.
+
+    As old as the last version tells: the clock never goes back behind it, so what is too old stays it.
+    """
     serves = node.committer.prepared.serves
-    for batch, key, outcome in read_outcomes(node.engine, physical_ms(node.committer.now()) - age_ms):
+    for batch, key, outcome in read_outcomes(node.engine, physical_ms(node.clock.latest) - age_ms):
         if outcome.decision is not Decision.UNDECIDED and serves(key):
             yield batch, key, outcome
 
 
 def forget_commits(node: Node, age_ms: int) -> None:
     """Remove the outcomes of commits whose ids are older, at once: no batch spans nodes in this site."""
-    end = BATCHES + batches_from(physical_ms(node.committer.now()) - age_ms).encode()
+    end = BATCHES + batches_from(physical_ms(node.clock.latest) - age_ms).encode()
     if node.engine.scan(META, BATCHES, end, rows_max=1, bytes_max=PAGE_BYTES_MAX):
         node.storage.remove_range(META, BATCHES, end)
 
