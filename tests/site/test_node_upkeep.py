@@ -84,6 +84,7 @@ def test_a_batch_over_nodes_leaves_no_more_bytes_than_plain_writes_once_it_is_fo
         nodes.cluster.time.advance(FORGET_MS + 1)
         nodes.cluster.tick(*nodes.cluster.nodes)
         for shared in nodes.cluster.nodes:
+            shared.node.committer.now()
             forget_ended(shared.node, maps, lambda key, call: call(maps.map.route(key)))
         return new - before, bytes_of(nodes) - before
 
