@@ -20,7 +20,13 @@ def scaled(times: float, **others: Any) -> settings:
     return settings(max_examples=max(1, round(settings().max_examples * times)), **others)
 
 
-def only(chosen: Iterable[object], values: Iterable[object]) -> list[Any]:
-    """The values of a parameter: `make test` takes the chosen ones only, `make test-all` takes all."""
+def only(chosen: Iterable[object], values: Iterable[object], more: Iterable[object] = ()) -> list[Any]:
+    """The values of a parameter: `make test` takes the chosen ones only, `make test-all` takes all.
+
+    `make soak` takes `more`.
+    """
     quick = list(chosen)
-    return [value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values]
+    return [
+        *(value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values),
+        *(pytest.param(value, marks=pytest.mark.soak) for value in more),
+    ]

@@ -34,7 +34,7 @@ RESTARTS: Final = 20
 LEASE_SECONDS: Final = 3_600
 ONCE: Final = SubscriptionOptions(follow=False, background=False, lease_seconds=LEASE_SECONDS)
 WAYS = pytest.mark.parametrize("way", ["difference", "snapshot", "fail"])
-SEEDS = pytest.mark.parametrize("seed", only([0], range(10)))
+SEEDS = pytest.mark.parametrize("seed", only([0], range(4), range(4, 10)))
 
 
 @pytest.fixture
