@@ -7,9 +7,11 @@ from typing import Any, TypeAlias
 import pytest
 from tests.site.support import HookedEngine
 
+from floodmark.codec.ordered import encode_namespace
 from floodmark.host.transaction_port import NamespaceWrites
 from floodmark.model.errors import (
     Closed,
+    Conflict,
     FloodmarkError,
     NamespaceNotFound,
     OutcomeUnknown,
@@ -122,6 +124,15 @@ class Line:
         self.restart()
         raise OutcomeUnknown("the connection was lost")
 
+    def conflict_unheard(self, transaction: str, writes: Writes, reads: Reads = None) -> int:
+        """Another client has written what was read, and the answer that says so is lost."""
+        counts, before = self.site.namespace("counts"), self.site.now()
+        counts.add(b"bob")
+        stale = ReadSet(before, keys=[encode_namespace(counts.id) + b"bob"])
+        with pytest.raises(Conflict):
+            self.site.transactions.commit(transaction, writes, stale)
+        raise OutcomeUnknown("the connection was lost")
+
     def begin_counting(self, number: int = 1) -> Transaction:
         # As a server begins it, for a client that outlives a restart.
         began = self.site.transactions.begin(HOUR, 0, owner="c" * 16)
@@ -171,12 +182,13 @@ def test_one_that_a_restart_cut_off_is_aborted_and_not_unknown(line: Line) -> No
     line.plan = [line.cut_off]
     with pytest.raises(TransactionEnded, match="restarted in the middle of its commit") as raised:
         line.begin_counting().commit()
-    assert raised.value.details["restarted"]
+    assert raised.value.details["again"]
     assert line.counted is None
 
 
-def test_work_that_a_restart_cut_off_is_done_again(line: Line) -> None:
-    line.plan = [line.cut_off]
+@pytest.mark.parametrize("way", ["cut_off", "conflict_unheard"])
+def test_work_that_a_restart_or_another_cut_off_is_done_again(line: Line, way: str) -> None:
+    line.plan = [getattr(line, way)]
     assert (
         run_transaction(lambda _: line.begin_counting(), lambda _: "done", pace=line.pace, rivals=Rivals())
         == "done"

@@ -70,6 +70,7 @@ from floodmark.partition.conflicts import reserved_until
 from floodmark.routing import Router
 from floodmark.routing.router import each_part
 from floodmark.transaction import TransactionCoordinator
+from floodmark.transaction.book import CONFLICTED
 from floodmark.transaction.coordinator import start_sweeping
 
 # How many hexadecimal digits keep others from guessing the id of a transaction.
@@ -205,8 +206,10 @@ class LocalTransactions:
             # Perhaps by the same commit, sent before, whose answer was not waited for.
             return coordinator.commit(transaction, self._node.committer.now(), wrote=bool(rows))
         except FloodmarkError as error:
+            # A caller that misses this error and commits once more learns the reason.
+            why = CONFLICTED if isinstance(error, Retryable) else "it cannot commit: "
             with suppress(FloodmarkError):
-                coordinator.abort(transaction, f"it cannot commit: {error}")
+                coordinator.abort(transaction, f"{why}{error}")
             _tell_reserved(self._router, transaction, reads, 0)
             raise
         version = coordinator.commit(transaction, version, wrote=bool(rows))

@@ -377,6 +377,7 @@ def run_transaction(
 ) -> Result:
     """Commit work in a transaction; again after a conflict, or after a restart that aborted the commit.
 
+    Also if that was told only when the commit was asked for once more, because the first answer was lost.
     `begin` gets the number of the attempt.
     """
     until = pace.time_seconds() + timeout.total_seconds()
@@ -388,7 +389,7 @@ def run_transaction(
                     return transaction.run(work)
             except (Retryable, TransactionEnded) as error:
                 is_over = attempt == ATTEMPTS_MAX or pace.time_seconds() >= until
-                if is_over or not (isinstance(error, Retryable) or error.details.get("restarted")):
+                if is_over or not (isinstance(error, Retryable) or error.details.get("again")):
                     raise
                 retries = retries or rivals.retries(pace)
                 retries.wait(error)
