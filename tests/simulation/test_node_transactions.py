@@ -12,7 +12,7 @@ GROUP = 2
 SOAK_SEEDS = 10_000
 SOAK_GROUP = 500
 SEEDS_MAX = 200
-# The first seeds that find faults which seed 0 does not find.
+# Seeds that find faults which seed 0 does not find.
 KNOWN_SEEDS = {"phantom": 1, "validated-before-locked": 111}
 
 

@@ -8,6 +8,7 @@ import pytest
 from tests.site.support import HookedEngine
 
 from floodmark.codec.ordered import encode_namespace
+from floodmark.host.coordination import LocalTransactions
 from floodmark.host.transaction_port import NamespaceWrites
 from floodmark.model.errors import (
     Closed,
@@ -133,6 +134,16 @@ class Line:
             self.site.transactions.commit(transaction, writes, stale)
         raise OutcomeUnknown("the connection was lost")
 
+    def lose_partition(self, transaction: str, writes: Writes, reads: Reads = None) -> int:
+        """A partition does not say whether it has prepared the writes, so that they are given up."""
+
+        def lose(*_: object, **__: object) -> int:
+            raise OutcomeUnknown("the partition does not answer")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(LocalTransactions, "_prepare", lose)
+            return self.site.transactions.commit(transaction, writes, reads)
+
     def begin_counting(self, number: int = 1) -> Transaction:
         # As a server begins it, for a client that outlives a restart.
         began = self.site.transactions.begin(HOUR, 0, owner="c" * 16)
@@ -186,7 +197,7 @@ def test_one_that_a_restart_cut_off_is_aborted_and_not_unknown(line: Line) -> No
     assert line.counted is None
 
 
-@pytest.mark.parametrize("way", ["cut_off", "conflict_unheard"])
+@pytest.mark.parametrize("way", ["cut_off", "conflict_unheard", "lose_partition"])
 def test_work_that_a_restart_or_another_cut_off_is_done_again(line: Line, way: str) -> None:
     line.plan = [getattr(line, way)]
     assert (

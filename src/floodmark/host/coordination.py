@@ -49,6 +49,7 @@ from floodmark.model.errors import (
     OutcomeUnknown,
     PartlyDone,
     Retryable,
+    Terminal,
     TransactionEnded,
     TransactionNotFound,
 )
@@ -70,7 +71,7 @@ from floodmark.partition.conflicts import reserved_until
 from floodmark.routing import Router
 from floodmark.routing.router import each_part
 from floodmark.transaction import TransactionCoordinator
-from floodmark.transaction.book import CONFLICTED
+from floodmark.transaction.book import NOT_NOW
 from floodmark.transaction.coordinator import start_sweeping
 
 # How many hexadecimal digits keep others from guessing the id of a transaction.
@@ -207,7 +208,7 @@ class LocalTransactions:
             return coordinator.commit(transaction, self._node.committer.now(), wrote=bool(rows))
         except FloodmarkError as error:
             # A caller that misses this error and commits once more learns the reason.
-            why = CONFLICTED if isinstance(error, Retryable) else "it cannot commit: "
+            why = "it cannot commit: " if isinstance(error, Terminal) else NOT_NOW
             with suppress(FloodmarkError):
                 coordinator.abort(transaction, f"{why}{error}")
             _tell_reserved(self._router, transaction, reads, 0)

@@ -52,7 +52,7 @@ ENDED_REMEMBERED: Final = 10_000
 PAUSE_MS_FIRST: Final = 50
 PAUSE_MS_MAX: Final = 10_000
 # Reasons of aborts.  After the first two, the same work may succeed in another transaction.
-CONFLICTED: Final = "it cannot commit now: "
+NOT_NOW: Final = "it cannot commit now: "
 RESTARTED: Final = "the site was restarted in the middle of its commit"
 ABANDONED: Final = "the process that began it has ended"
 
@@ -338,7 +338,7 @@ class TransactionBook:
             f"transaction {transaction} is {known.state}{why}; begin another one",
             transaction=transaction,
             state=str(known.state),
-            **({"again": True} if known.reason.startswith((CONFLICTED, RESTARTED)) else {}),
+            **({"again": True} if known.reason.startswith((NOT_NOW, RESTARTED)) else {}),
         )
 
     # The sweeping thread
