@@ -1,4 +1,4 @@
-"""Atomic batches and reads beside the same reads and writes without control, and beside two-phase locking.
+"""Atomic batches and reads beside plain reads and writes of the same keys, and beside two-phase locking.
 
     make bench-atomic                                     all of it, on a quiet machine: some minutes
     make bench-atomic ARGS="--quick --only memory"        a look
@@ -8,9 +8,9 @@
     nodes      3 nodes as processes on PostgreSQL, over the wire
 
 A call reads or writes 4 keys, which follow a zipfian distribution of 0.99; 95 of 100 calls read.  Clients are
-threads of this process, which has all nodes of `memory` too.  One interpreter would be all that many clients
-measure there, so the clock of `memory` is slowed: a millisecond lasts 50.  The processor time of a call is
-printed beside.
+threads of this process, which also runs all nodes of `memory`.  There, many clients would only measure the
+interpreter, so time is stretched: a millisecond of a message lasts 50, and rates are scaled back.  The
+processor time of a call is printed too.
 """
 
 import argparse
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def one_node(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
-    """Batches over partitions of one node, which are one commit."""
+    """Batches over several partitions of one node; each batch is one commit."""
     with floodmark.open(directory / "site", site="bench") as site:
         users = site.create_namespace(NAMESPACE)
         for border in (64, 128, 192):
@@ -117,7 +117,7 @@ def per_second(call: Callable[[], object], seconds: float) -> float:
 
 
 def stored_bytes(*, atomic: bool) -> int:
-    """The bytes of all rows that a write of some keys in several partitions leaves."""
+    """The bytes of all rows that a write of four keys in four partitions adds to the engine."""
     engine = MemoryEngine(FAMILIES)
     with open_engine(engine, site="bench", time_source=lambda: 1_700_000_000_000) as site:
         users = site.create_namespace(NAMESPACE)
@@ -143,7 +143,7 @@ def _size(engine: MemoryEngine) -> int:
 
 
 class CountedPartition:
-    """A partition whose calls take a message's time, and are counted by the thread that makes them."""
+    """A partition whose calls first sleep for the time of a message, and are counted for each thread."""
 
     def __init__(self, partition: Partition, counts: local, seconds: float) -> None:
         self.id, self.range, self.limits = partition.id, partition.range, partition.limits
@@ -170,7 +170,7 @@ class CountedPartition:
 
 
 class CountedMaps:
-    """A partition map whose calls take time and are counted, but for those of `own`, a place."""
+    """A partition map of `CountedPartition`s, except for the partitions whose place is `own`."""
 
     def __init__(self, maps: PartitionMaps, seconds: float = 0, own: str | None = None) -> None:
         self.counts = local()
@@ -235,7 +235,7 @@ class AtomicSide:
 
 
 class KeyLocks:
-    """Read and write locks of keys, which callers take in the order of keys, so that none deadlocks."""
+    """Shared and exclusive locks of keys.  Callers acquire them in key order, so there is no deadlock."""
 
     def __init__(self) -> None:
         self._changed = Condition()
@@ -257,9 +257,9 @@ class KeyLocks:
 
 @dataclass(frozen=True)
 class LockedSide:
-    """Two-phase locking.  A lock travels with the read, or with a message of its own before a write.
+    """Two-phase locking.  A read acquires its locks with its own message, a write with a message before it.
 
-    No caller waits for the messages that give locks back; `later` runs them.
+    Callers do not wait for the message that releases locks: `later` sends it.
     """
 
     router: Router
@@ -291,7 +291,7 @@ class LockedSide:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """The calls of a turn."""
+    """The result of a turn, over all clients."""
 
     per_second: float
     processor_us: float
@@ -299,7 +299,7 @@ class Sample:
 
 
 class Zipfian:
-    """Draws distinct keys, of which few are drawn often."""
+    """Draws `KEYS` distinct keys with a zipfian distribution."""
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         self._keys = keys
@@ -313,7 +313,7 @@ class Zipfian:
 
 
 def run(side: Side, keys: Zipfian, counts: local, clients: int, seconds: float) -> Sample:
-    """Read and write for some seconds, by some threads."""
+    """Read and write by `clients` threads for `seconds`."""
     until = perf_counter() + seconds
 
     def work(number: int) -> Counter[str]:
@@ -381,7 +381,7 @@ def compare(
 
 
 def memory(_: Path, options: argparse.Namespace) -> Iterator[Line]:
-    """Nodes in this process, with a message's time before each call of a partition of another node."""
+    """Nodes in this process; each call that would cross a network first sleeps for a message's time."""
     delay = SLOWNESS * DELAY_SECONDS
     with memory_nodes() as (maps, shared), ThreadPoolExecutor(256) as pool:
         prefix = encode_namespace(1)
@@ -414,7 +414,7 @@ def memory(_: Path, options: argparse.Namespace) -> Iterator[Line]:
 
 
 class MemoryMaps:
-    """The partitions of several nodes in this process, each named by its node."""
+    """The partitions of several nodes in this process; the place of each names its node."""
 
     def __init__(self, shared: Sequence[SharedNode]) -> None:
         self._shared = shared
@@ -432,7 +432,7 @@ class MemoryMaps:
 
 @contextmanager
 def memory_nodes() -> Iterator[tuple[MemoryMaps, list[SharedNode]]]:
-    """Nodes on one engine in memory, which beat, with a partition each."""
+    """Run nodes on one engine in memory, with a thread that beats for them, and a partition for each."""
     engine, stopping = MemoryEngine(FAMILIES), Event()
     shared = [
         SharedNode(
@@ -464,7 +464,7 @@ def memory_nodes() -> Iterator[tuple[MemoryMaps, list[SharedNode]]]:
 
 
 def nodes(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
-    """Nodes as processes on PostgreSQL.  The locks are in this process, and cost no message."""
+    """Nodes as processes on PostgreSQL.  The locks are in this process: releasing them costs no message."""
     with ExitStack() as stack:
         url = stack.enter_context(database(directory))
         server = stack.enter_context(served_by(url, NODES, directory))

@@ -1,9 +1,9 @@
-"""A server seen from far away: a proxy on loopback that hands on every byte, but later.
+"""A proxy on loopback that simulates a distant server: it forwards every byte after a delay.
 
     python delaying_proxy.py --listen 127.0.0.1:7200 --to 127.0.0.1:7100 --delay-ms 30
 
-What comes is stamped, and written when its time has come, in both directions: to the bytes it is a long line,
-not a narrow one, so that what is under way at once is not held back by what came before it.
+In both directions, each chunk is queued with the time at which it is due.  The proxy adds latency but does
+not limit the bandwidth: chunks in flight do not delay each other.
 """
 
 import argparse
@@ -13,11 +13,11 @@ from contextlib import suppress
 from typing import Final, TypeAlias
 
 CHUNK_BYTES: Final = 64 * 1024
-# What one direction of a connection may have under way; then its sender has to wait, as on a real line.
+# The most chunks in flight in one direction of a connection; then its sender must wait, as on a real line.
 CHUNKS_MAX: Final = 1_024
 MILLISECONDS: Final = 1e3
 
-# When to write which bytes; no bytes are the end.
+# The time at which to write, and the bytes; empty bytes mark the end of the stream.
 Delayed: TypeAlias = tuple[float, bytes]
 
 
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 async def serve(listen: str, to: str, delay_seconds: float) -> None:
-    """Take connections until the process ends."""
+    """Accept connections until the process ends."""
 
     async def connect(from_client: StreamReader, to_client: StreamWriter) -> None:
         try:
@@ -50,14 +50,14 @@ async def serve(listen: str, to: str, delay_seconds: float) -> None:
 
 
 async def carry(reader: StreamReader, writer: StreamWriter, delay_seconds: float) -> None:
-    """Hand on what comes in one direction of a connection, until it ends."""
+    """Forward one direction of a connection until it ends."""
     under_way: Queue[Delayed] = Queue(CHUNKS_MAX)
     loop = asyncio.get_running_loop()
     taking = asyncio.create_task(_take(reader, under_way, loop, delay_seconds))
     try:
         await _hand_on(writer, under_way, loop)
     except OSError:
-        # Nobody listens any more, so there is nothing to take.
+        # The receiver has closed the connection, so stop reading.
         taking.cancel()
     finally:
         writer.close()

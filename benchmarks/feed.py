@@ -1,14 +1,14 @@
-"""Feeds against what users would pick instead, and what capturing changes costs those who write.
+"""Feeds beside PostgreSQL, Redis and NATS, and the cost of open feeds and of change capture for writers.
 
     make bench-feed                                     all of it, on a quiet machine: about half an hour
     make bench-feed ARGS="--quick --only catch-up"      a look
 
-A section has a directory and servers of its own.  How the peers are set up stands in peers/README.md.
+Each section has its own directory and servers.  peers/README.md describes the setup of the peers.
 
     catch-up    all changes, by one reader: Floodmark in process and over the wire, and the peers
-    ways        some of a site's changes: from memory, by the log, and by a scan, as the site grows
-    tail        5,000 writes a second in batches of 50: from write to change seen
-    open-feed   what a reader that follows costs the writers of its process
+    ways        part of a site's changes: from memory, from the log, and by a scan; a small and a large site
+    tail        5,000 writes a second in batches of 50: the latency from write to change seen
+    open-feed   writes with and without a reader that follows in the same process
     capture     puts and gets with the change log and without it
 """
 
@@ -99,16 +99,17 @@ FEED_COST_PERCENT: Final = 5
 
 FEED_PAIRS: Final = 10_000
 FEED_TURNS: Final = 5
-# A follower of asynchronous writes may be this far behind; only after it does a turn show what it costs.
+# Warm-up of a turn, after which the lag of a follower of asynchronous writes no longer grows.
 FEED_WARM_UP_SECONDS: Final = 0.3
 
 YCSB_KEYS_MAX: Final = 100_000
 YCSB_STEPS: Final = 50_000
 YCSB_SKEW: Final = 0.99
 YCSB_READS: Final = {"a": 0.5, "c": 1.0}
-# With the seconds of a turn: where hundreds wait for Python's lock, one round of them takes some.
+# Numbers of threads, with the length of a turn in `--seconds`: one round of hundreds of threads under
+# Python's lock takes seconds.
 YCSB_THREADS: Final = {1: 1, 32: 2, 600: 10}
-# The seed's table: 600 threads, with capture over without.
+# The seed's table: the ratios of capture on to capture off, with 600 threads.
 SEED: Final = {
     ("put", "mean"): 5.9 / 5.2,
     ("put", "p99"): 15.3 / 14.9,
@@ -132,10 +133,10 @@ def main() -> None:
 
 
 def catch_up(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
-    """All changes since the first, one reader."""
+    """All changes from the first one on, read by one reader."""
     number = options.records
     records = make_pairs(number, seed=42)
-    # The collector stays on, as for users, but must not walk through the records of the benchmark.
+    # Python's garbage collector stays on, as for users, but must not traverse the records of the benchmark.
     gc.collect()
     gc.freeze()
     with running([Embedded(), Served(), *installed_peers()], directory) as servers:
@@ -169,14 +170,14 @@ def catch_up(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
 
 
 class Past(NamedTuple):
-    """A site, and for some numbers of changes the version since which there were so many."""
+    """A site, and for each of some numbers n the version after which exactly n changes were written."""
 
     site: Site
     since: dict[int, Version]
 
 
 def ways(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
-    """The same changes by the log and by a scan, of a small and of a large site; and from memory."""
+    """The same changes from the log and by a scan, at a small and a large site; and changes from memory."""
     numbers = [options.records // part for part in (1_000, 100, 10)]
     yield from by_tail(directory / "tail", numbers[:2], options.repetitions)
     for keys in (options.records // 10, options.records):
@@ -204,14 +205,14 @@ def ways(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
                 1,
             )
             name = f"by a scan of {SCAN_RATE_BYTES_MAX // MIB} MiB/s"
-            remark = "its limit, as it is set; a second's worth of bytes is free"
+            remark = "the default rate limit; the first second's worth of bytes is not delayed"
             yield line(work, name, "ms", samples[Way.SCAN], remark=remark)
 
 
 @contextmanager
 def past(path: Path, keys: int, numbers: Sequence[int]) -> Iterator[Past]:
-    """A site of so many keys, of which the last changes are known, come to rest."""
-    # Without the background: garbage is collected when this benchmark says so.
+    """Make a site of `keys` keys, wait for its flushes and compactions, and open it again."""
+    # No background work: this benchmark calls `collect_garbage` itself.
     with floodmark.open(path, site=SITE, background=False) as site:
         since = write_past(site, make_pairs(keys, seed=42), numbers)
     with Database(path / "engine", FAMILIES) as engine:
@@ -221,7 +222,7 @@ def past(path: Path, keys: int, numbers: Sequence[int]) -> Iterator[Past]:
 
 
 def write_past(site: Site, pairs: list[Pair], numbers: Sequence[int]) -> dict[int, Version]:
-    """Write every pair, and some of them again; the versions behind which the last ones lie."""
+    """Write every pair, and some again; returns, for each n of `numbers`, the version before the last n."""
     namespace = site.create_namespace(NAMESPACE)
     write_all(namespace, pairs)
     random.Random(7).shuffle(pairs)
@@ -248,7 +249,7 @@ def host_of(site: Site) -> EmbeddedHost:
 
 
 def catch_up_ms(reader: ChangeReader, past: Past, way: Way, changes: int) -> float:
-    """Milliseconds; it must have gone by that way."""
+    """The milliseconds to read the changes.  Raises PeerFailed unless the reader used `way` for all."""
     before = reader.statistics().changes[way]
     begun = perf_counter()
     seen = sum(len(batch.keys) for batch in reader.read(ChangesRequest(since=past.since[changes])))
@@ -260,7 +261,7 @@ def catch_up_ms(reader: ChangeReader, past: Past, way: Way, changes: int) -> flo
 
 
 def by_tail(path: Path, numbers: Sequence[int], repetitions: int) -> Iterator[Line]:
-    """A reader that follows, and has stood still while so many changes were written."""
+    """A following reader that is paused while the changes are written, and then reads them from memory."""
     with floodmark.open(path, site=SITE) as site:
         namespace = site.create_namespace(NAMESPACE)
         for number in numbers:
@@ -291,7 +292,7 @@ def tail_ms(site: Site, namespace: Namespace, pairs: Sequence[Pair]) -> float:
 
 
 def tail(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
-    """From the return of a write, and from its begin, to the moment when a reader has the change."""
+    """The time from the return of a write, and from its begin, until a reader has the change."""
     seeds = count()
     with (
         running([Embedded(), Served(), *installed_peers()], directory) as servers,
@@ -318,7 +319,7 @@ def tail(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
 
 
 def tail_of(server: Server, pool: ThreadPoolExecutor | None, seconds: float, seeds: Iterator[int]) -> Tail:
-    """Of new keys; in their order within each batch, as a commit has them."""
+    """Measure a tail of new keys, sorted within each batch, as the changes of a commit are."""
     pairs = make_pairs(int(seconds * TAIL_RECORDS_PER_SECOND), seed=next(seeds))
     records = [pair for batch in in_batches_of(TAIL_BATCH, pairs) for pair in sorted(batch)]
     return measure_tail(server.writer, server.tail, records, writer_pool=pool)
@@ -338,7 +339,7 @@ FEEDS: Final[Mapping[str, Callable[[Site], AbstractContextManager[None]]]] = {
 
 
 def open_feed(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
-    """Writes with and without a reader that follows in the same process, on one site."""
+    """Writes to one site, with and without a reader that follows in the same process."""
     pairs = make_pairs(FEED_PAIRS, seed=42)
     with floodmark.open(directory / "site", site=SITE) as site:
         namespace = site.create_namespace(NAMESPACE)
@@ -361,7 +362,7 @@ def open_feed(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
 
 
 def means_of_turns(rates: Sequence[float]) -> list[float]:
-    """One rate for each repetition."""
+    """The harmonic mean over the turns of each repetition."""
     return [harmonic_mean(rates[first : first + FEED_TURNS]) for first in range(0, len(rates), FEED_TURNS)]
 
 
@@ -394,14 +395,14 @@ class Step(NamedTuple):
 
 
 class Latencies(NamedTuple):
-    """Seconds of each operation, by its name."""
+    """The seconds of each put and of each get."""
 
     put: list[float]
     get: list[float]
 
 
 def capture(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
-    """YCSB's workloads a and c over a site, and over one whose change log goes nowhere."""
+    """YCSB's workloads A and C on a site, and on one whose engine drops the rows of the change log."""
     pairs = make_pairs(min(options.records, YCSB_KEYS_MAX), seed=42)
     with stored_in(RocksEngine, directory / "on") as on, stored_in(LoglessEngine, directory / "off") as off:
         sites = {OFF: off, ON: on}
@@ -423,13 +424,13 @@ def capture(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
         "both",
         "µs",
         [encoding_us(*pairs[0])],
-        remark="with capture off the same code runs and the log's row is dropped before RocksDB sees it, so "
-        "that encoding and counting it is on both sides; it is what the figures above leave out",
+        remark="with capture off, the same code encodes and counts the log row and only its write to RocksDB "
+        "is left out, so the ratios above do not include this cost",
     )
 
 
 def plan(pairs: Sequence[Pair], reads: float) -> list[Step]:
-    """Operations on keys of which some are asked for far more often than others."""
+    """Puts and gets of keys with a zipfian distribution; `reads` is the share of gets."""
     randomness = random.Random(7)
     weights = list(accumulate(1 / rank**YCSB_SKEW for rank in range(1, len(pairs) + 1)))
     chosen = randomness.choices(pairs, cum_weights=weights, k=YCSB_STEPS)
@@ -437,7 +438,7 @@ def plan(pairs: Sequence[Pair], reads: float) -> list[Step]:
 
 
 def run_steps(namespace: Namespace, steps: Sequence[Step], threads: int, seconds: float) -> Latencies:
-    """Let threads go through the steps, each from a place of its own."""
+    """Run threads over the steps for `seconds`, each from another place on; returns the latencies."""
     started: list[float] = []
     barrier = Barrier(threads, action=lambda: started.append(perf_counter()))
 
@@ -484,7 +485,7 @@ def compare_capture(
 
 
 def encoding_us(key: bytes, value: bytes) -> float:
-    """What a put spends on its row of the change log, besides handing it to RocksDB."""
+    """The microseconds that a put spends on its change-log row before it writes the row to RocksDB."""
     begun = perf_counter()
     for version in range(1, YCSB_STEPS + 1):
         tally_one(version, 1, key, value)

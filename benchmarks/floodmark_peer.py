@@ -1,8 +1,8 @@
-"""Floodmark among its peers: a site behind their protocol, the turns that all take, and the table.
+"""Floodmark behind the protocol of its peers, the turns of all sides, and the table of results.
 
-A site is measured in two places, embedded in this process and served by a `floodmark serve` of its own on
-loopback, and by the same calls in both: a user's.  Sides do a measurement in turn, and the first turn goes
-round.  A section of a benchmark is printed when it is done; one that fails is told, and the others go on.
+A site is measured embedded in this process, and served by its own `floodmark serve` process on loopback, with
+the same calls in both.  The sides do each measurement in turn, and the side that begins rotates.  A section
+of a benchmark is printed when it is done; if one fails, its error is printed and the others still run.
 """
 
 import argparse
@@ -55,7 +55,7 @@ EMBEDDED: Final = "floodmark in process"
 SERVED: Final = "floodmark over the wire"
 SITE: Final = "bench"
 
-# One measurement of one side; loading a million records durably is the longest.
+# Limit for one measurement of one side; loading a million records durably is the longest.
 MEASUREMENT_SECONDS_MAX: Final = 1_800.0
 QUICK_RECORDS: Final = 20_000
 QUICK_REPETITIONS: Final = 2
@@ -67,11 +67,11 @@ Sample = TypeVar("Sample")
 
 
 class SiteServer(ABC):
-    """What the measurements ask of a server, as users ask it of a site."""
+    """The `Server` protocol of the peers, by the calls that users make of a site."""
 
     @abstractmethod
     def opened(self) -> AbstractContextManager[Site]:
-        """A site to work with, for one client."""
+        """Yields the site of one client."""
 
     def facts(self) -> Mapping[str, str]:
         with self.opened():
@@ -100,7 +100,7 @@ class SiteServer(ABC):
             return sum(1 for _ in islice(site.changes(NAMESPACE), count))
 
     def catch_up_columns(self, count: int) -> int:
-        """`catch_up` by those who work on columns of stored bytes, as sinks and Spark do."""
+        """`catch_up` on columns of stored bytes, as sinks and Spark read them."""
         seen = 0
         with self.opened() as site:
             for batch in site.host.changes(ChangesRequest()):
@@ -112,7 +112,7 @@ class SiteServer(ABC):
     @contextmanager
     def tail(self) -> Iterator[Iterator[Sequence[Pair]]]:
         with self.opened() as site:
-            # The markers come also while nothing is written, so that waiting has an end.
+            # Resolved markers arrive even without writes, so that `groups_of` can notice a timeout.
             items: Any = site.changes(NAMESPACE, since="now", follow=True, resolved_markers=True)
             with closing(items):
                 yield groups_of(items)
@@ -123,13 +123,13 @@ class SiteServer(ABC):
             yield SiteClient(site.namespace(NAMESPACE))
 
     def scan(self) -> int:
-        """Read all rows in order; how many there were."""
+        """Read all rows in order; returns their number."""
         with self.opened() as site:
             return sum(1 for _ in site.namespace(NAMESPACE).scan())
 
 
 class EmbeddedServer(SiteServer):
-    """A site of this process, for all its clients."""
+    """A site of this process, which all clients share."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
@@ -156,7 +156,7 @@ class ServedSite(SiteServer):
 
 
 class SiteClient:
-    """Puts, each on disk when it returns, and gets."""
+    """Gets and puts; a put returns when it is on disk."""
 
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = namespace
@@ -169,7 +169,7 @@ class SiteClient:
 
 
 def groups_of(items: Iterable[Item]) -> Iterator[Sequence[Pair]]:
-    """The changes between two markers, for as long as changes come in time."""
+    """The changes between resolved markers, as groups.  Raises PeerFailed if none arrives in time."""
     group: list[Pair] = []
     heard_at = monotonic()
     for item in items:
@@ -184,7 +184,7 @@ def groups_of(items: Iterable[Item]) -> Iterator[Sequence[Pair]]:
 
 
 def measure_columns(server: SiteServer, count: int) -> float:
-    """Changes a second, by columns."""
+    """Changes a second, read as columns."""
     begun = perf_counter()
     seen = server.catch_up_columns(count)
     seconds = perf_counter() - begun
@@ -195,9 +195,9 @@ def measure_columns(server: SiteServer, count: int) -> float:
 
 @contextmanager
 def following(items: Any) -> Iterator[None]:
-    """A thread that takes all that comes of a stream of changes, as a consumer would.
+    """Consume a stream of changes in a thread while the context is open, and discard the items.
 
-    The stream must have something to say now and then also while nobody writes, or it would not end.
+    The stream must yield an item now and then even without writes: otherwise the thread would not end.
     """
     stopped = False
     begun, ended = Event(), Event()
@@ -225,7 +225,7 @@ def following(items: Any) -> Iterator[None]:
 
 
 class LoglessEngine(RocksEngine):
-    """RocksDB that is handed the rows of the change log like any other, and drops them."""
+    """RocksDB that drops the rows of the change log from each write."""
 
     def write(self, rows: Iterable[WriteRow], guards: Sequence[Guard] = ()) -> bool:
         return super().write([row for row in rows if row[0] != LOG], guards)
@@ -233,14 +233,14 @@ class LoglessEngine(RocksEngine):
 
 @contextmanager
 def stored_in(engine: type[RocksEngine], path: Path) -> Iterator[Namespace]:
-    """A namespace of a site on an engine of that kind."""
+    """A namespace of a new site on an engine of class `engine`."""
     stored = engine(path, FAMILIES, prefix_bytes=FILTERED_BYTES)
     with open_engine(stored, site=SITE, background=True) as site:
         yield site.create_namespace(NAMESPACE)
 
 
 class Floodmark:
-    """Always there, or this would not run."""
+    """Floodmark as a peer that is always installed."""
 
     def is_installed(self) -> bool:
         return True
@@ -262,7 +262,7 @@ class Embedded(Floodmark):
 
 
 class Served(Floodmark):
-    """A site in a directory, served by a process of its own; with `tokens`, to the callers of these."""
+    """A site in a directory, served by its own process; with `tokens`, only to callers that present one."""
 
     name = SERVED
 
@@ -302,7 +302,7 @@ class Served(Floodmark):
 
 @contextmanager
 def running(peers: Iterable[Peer], directory: Path) -> Iterator[dict[str, Server]]:
-    """All of them at once, by their names."""
+    """Run the servers of all peers at once; yields them by name."""
     with ExitStack() as stack:
         servers = {}
         for peer in peers:
@@ -314,7 +314,7 @@ def running(peers: Iterable[Peer], directory: Path) -> Iterator[dict[str, Server
 def in_turns(
     what: str, sides: Mapping[str, Callable[[], Sample]], repetitions: int
 ) -> dict[str, list[Sample]]:
-    """What each side's measurement gives in each repetition."""
+    """Run each side's measurement once in each repetition, in turn; returns the samples of each side."""
     order = deque(sides)
     samples: dict[str, list[Sample]] = {name: [] for name in sides}
     for repetition in range(repetitions):
@@ -328,7 +328,7 @@ def in_turns(
 
 @contextmanager
 def within(seconds: float, what: str) -> Iterator[None]:
-    """Give up what takes too long.  For the main thread."""
+    """Raise PeerFailed in the block after `seconds`.  Only for the main thread, which receives SIGALRM."""
 
     def give_up(_: int, __: FrameType | None) -> None:
         raise PeerFailed(f"{what} was not done within {seconds:,.0f} s")
@@ -347,7 +347,7 @@ def within(seconds: float, what: str) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """What one side did at one kind of work; `ratio` is to the median of the side named `against`."""
+    """The result of one side for one kind of work; `ratio` is to the median of the side named `against`."""
 
     work: str
     side: str
@@ -370,7 +370,7 @@ def line(
     against: tuple[str, Measure] | None = None,
     remark: str = "",
 ) -> Line:
-    """A line whose target is about its own median, not about the ratio."""
+    """A line whose target applies to its own median, not to the ratio."""
     measure = Measure.of(samples)
     return Line(
         work=work,
@@ -386,13 +386,13 @@ def line(
 
 
 def held(each: Line, target: Target) -> Line:
-    """A line whose ratio is held against a target."""
+    """The line with a target that applies to its ratio."""
     assert each.ratio is not None
     return replace(each, target=str(target), verdict=target.verdict(each.ratio))
 
 
 def best_peer(samples: Mapping[str, Sequence[float]], *, highest: bool = True) -> tuple[str, Measure] | None:
-    """The side to beat that is not Floodmark, if there is any."""
+    """The name and measure of the best side that is not Floodmark, or None if there is none."""
     measures = {
         name: Measure.of(numbers) for name, numbers in samples.items() if not name.startswith("floodmark")
     }
@@ -404,7 +404,7 @@ def best_peer(samples: Mapping[str, Sequence[float]], *, highest: bool = True) -
 
 
 def ahead(side: str, samples: Mapping[str, Sequence[float]]) -> Iterator[Line]:
-    """Whether a side does more than every peer that is here."""
+    """A line that compares a side with the best peer; none if no peer was measured."""
     best = best_peer(samples)
     if best is not None:
         name, measure = best
@@ -420,8 +420,8 @@ Section: TypeAlias = Callable[[Path, argparse.Namespace], Iterator[Line]]
 
 
 def run_sections(options: argparse.Namespace, sections: Mapping[str, Section]) -> None:
-    """Run them one after the other, each in a directory of its own; exit with 1 if one failed."""
-    # SIGTERM ends the servers, too.
+    """Run the sections in order, each in its own directory; the process exits with 1 if one failed."""
+    # SIGTERM raises SystemExit, so that the servers are stopped too.
     signal.signal(signal.SIGTERM, _exit)
     machine = {**describe_machine(), **{name: version(name) for name in ("floodmark", "pyarrow")}}
     print("\n".join(f"{name}: {text}" for name, text in machine.items()), flush=True)
@@ -450,7 +450,7 @@ def run_sections(options: argparse.Namespace, sections: Mapping[str, Section]) -
 
 
 def run_timed(description: str | None, sections: Mapping[str, Section]) -> None:
-    """Run a benchmark whose sections measure calls for some seconds at a time."""
+    """Run a benchmark whose sections measure calls for `--seconds` at a time."""
     parser = base_parser(description, sections)
     parser.add_argument("--seconds", type=float, help="of calls in a turn; 5, with --quick 1")
     options = parse(parser)

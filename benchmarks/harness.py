@@ -1,8 +1,8 @@
-"""What the benchmarks share: the two peers, taking turns, and the table.
+"""The common harness: raw rocksdict beside a site, timing in turns, and the table of results.
 
-A repetition cuts its work into chunks, and all sides do each chunk in turn, with the first turn going
-round: a noisy neighbour hits all of them.  A repetition gives one number for each side; printed are the
-median over the repetitions, the least and the greatest, and the ratio of the medians.
+A repetition cuts its work into chunks.  All sides do each chunk in turn, and the side that begins rotates,
+so that a noisy neighbour slows all of them.  A repetition yields one number for each side; the table shows
+their median, minimum and maximum over the repetitions, and the ratio of the medians.
 """
 
 import gc
@@ -55,7 +55,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
-    """The median over the repetitions, and how far they lie apart."""
+    """The median, minimum and maximum over the repetitions."""
 
     median: float
     low: float
@@ -68,7 +68,7 @@ class Measure:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What a number is held against: the ratio of a row, or its own value where raw has none."""
+    """The bound for the ratio of a row, or for its number if the row has no raw side."""
 
     limit: float
     unit: str = "x raw"
@@ -111,7 +111,7 @@ def compare(
     target: Target | None = None,
     remark: str = "",
 ) -> Row:
-    """A row that sets ours against raw."""
+    """A row with both sides; the target applies to the ratio of ours to raw."""
     ratio = ours.median / raw.median
     return Row(
         work=work,
@@ -126,7 +126,7 @@ def compare(
 
 
 def state(work: str, unit: str, number: float, target: Target | None = None, remark: str = "") -> Row:
-    """A row that stands for itself."""
+    """A row of one number without a raw side; the target applies to the number."""
     return Row(
         work=work,
         unit=unit,
@@ -149,7 +149,7 @@ def make_pairs(count: int, seed: int) -> list[Pair]:
 
 
 def in_batches(pairs: Sequence[Pair]) -> list[Sequence[Pair]]:
-    """The pairs in portions of a thousand."""
+    """The pairs in slices of `BATCH`."""
     return [pairs[start : start + BATCH] for start in range(0, len(pairs), BATCH)]
 
 
@@ -158,7 +158,7 @@ def take_turns(
     sides: Mapping[str, Callable[[Sequence[Item]], object]],
     clock: Callable[[], float] = perf_counter,
 ) -> dict[str, float]:
-    """The seconds that each side takes for all items, of which they do a chunk in turn."""
+    """Let the sides process the items chunk by chunk, in turn; returns the total seconds of each side."""
     order = deque(sides)
     seconds = dict.fromkeys(sides, 0.0)
     size = max(1, len(items) // _CHUNKS)
@@ -173,7 +173,7 @@ def take_turns(
 
 
 def timing_each(put: Put, times: list[float]) -> Callable[[Sequence[Pair]], None]:
-    """A side that notes the seconds of every single put."""
+    """A side that appends the seconds of each put to `times`."""
 
     def run(pairs: Sequence[Pair]) -> None:
         for key, value in pairs:
@@ -185,7 +185,7 @@ def timing_each(put: Put, times: list[float]) -> Callable[[Sequence[Pair]], None
 
 
 def puts_per_second(put: Put, pairs: Sequence[Pair], threads: int, seconds: float) -> float:
-    """How many puts a second several threads manage together."""
+    """The puts a second of all threads together."""
     begun: list[float] = []
     barrier = Barrier(threads, action=lambda: begun.append(perf_counter()))
 
@@ -234,19 +234,19 @@ class Database:
     ) -> None:
         for family in self.families.values():
             family.close()
-        # A handle keeps the database open, as a column does.
+        # A handle keeps the database open, as an open column family does.
         self.families, self.handles = {}, {}
         self.rows.close()
 
     def settle(self) -> None:
-        """Return when nothing is flushed or compacted any more."""
+        """Wait until no flush and no compaction is pending or running."""
         columns = (self.rows, *self.families.values())
         while any(column.property_int_value(name) for column in columns for name in _BUSY):
             os.sched_yield()
 
 
 class Peers:
-    """A raw database and a site of ours, side by side in a directory."""
+    """A raw database and a site, side by side in a directory."""
 
     def __init__(self, directory: Path) -> None:
         with ExitStack() as stack:
@@ -270,7 +270,7 @@ class Peers:
 
 
 def settle_peers(directory: Path) -> None:
-    """Let closed peers finish what they would otherwise do in the background of the reads."""
+    """Open the closed peers and wait for their flushes and compactions, which would disturb later reads."""
     with Database(directory / "raw") as raw:
         raw.settle()
     with Database(directory / "site" / "engine", FAMILIES) as engine:
@@ -281,7 +281,7 @@ def settle_peers(directory: Path) -> None:
 
 
 def describe_machine() -> dict[str, str]:
-    """Where and how this was run."""
+    """The machine, its load, the versions and the command of this run."""
     return {
         "machine": f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}",
         "load at the start": " ".join(f"{load:.1f}" for load in os.getloadavg()),
@@ -292,17 +292,17 @@ def describe_machine() -> dict[str, str]:
 
 
 def tell(progress: str) -> None:
-    """Say what is being measured, away from the results."""
+    """Print progress to stderr; the results go to stdout."""
     print(f"... {progress}", file=sys.stderr, flush=True)
 
 
 def as_data(machine: Mapping[str, str], rows: Sequence[Row]) -> dict[str, object]:
-    """The same for machines."""
+    """The results in a form that `json.dumps` accepts."""
     return {"machine": dict(machine), "rows": [asdict(row) for row in rows]}
 
 
 def render(machine: Mapping[str, str], rows: Sequence[Row]) -> str:
-    """The table, with what was run where above it, and the remarks below."""
+    """The table as text, below the description of the machine and above the remarks."""
     head = ("work", "unit", "raw", "raw min-max", "ours", "ours min-max", "ratio", "target", "")
     lines = [head, *(_cells(row) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]

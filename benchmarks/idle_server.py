@@ -1,4 +1,4 @@
-"""A site behind a server that does nothing by itself but heartbeats, or not even those, until SIGTERM.
+"""Serve a site until SIGTERM, with its background work (heartbeats, garbage collection) or without.
 
 python idle_server.py DIRECTORY --listen 127.0.0.1:7100 [--no-heartbeats]
 """
@@ -19,7 +19,7 @@ def main() -> None:
     parser.add_argument("--listen", required=True, metavar="HOST:PORT")
     parser.add_argument("--no-heartbeats", action="store_true", help="and no garbage collection")
     options = parser.parse_args()
-    # Blocked in all threads, so that this one waits without looking up.
+    # Blocked in all threads, so that `sigwait` receives them and this thread need not poll.
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     with (
         floodmark.open(options.directory, background=not options.no_heartbeats) as site,

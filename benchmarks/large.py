@@ -1,7 +1,7 @@
-"""A large site: how long it takes to open, what a full scan adds to memory, and what a record costs.
+"""A large site: the time to open it, the memory that a full scan adds, and the space of a record.
 
-Loading, opening and scanning are done by processes of their own, so that none finds in memory what
-another has left there.  Each prints a line of JSON:
+Loading, opening and scanning run in separate processes, so that none inherits the memory of another.  Each
+prints a line of JSON:
 
     python -m benchmarks.large DIRECTORY --build N
     python -m benchmarks.large DIRECTORY
@@ -39,7 +39,7 @@ _CLEAR_PEAK: Final = Path("/proc/self/clear_refs")
 
 
 def large_site(path: Path, records: int) -> Iterator[Row]:
-    """Build a site and measure it."""
+    """Build a site of `records` records and measure it."""
     tell(f"a site of {records:,} records: building it")
     seconds = _in_a_child(path, "--build", str(records))["build_seconds"]
     yield state(f"build {records:,} records, put_many async", "records/s", records / seconds)
@@ -163,7 +163,7 @@ def _scan(namespace: floodmark.Namespace) -> dict[str, float]:
 
 
 def _memory(field: str) -> int:
-    """Resident bytes, now (VmRSS) or at most (VmHWM).  Without /proc it is always the latter."""
+    """Resident bytes, current (VmRSS) or peak (VmHWM).  Without /proc, always the peak."""
     if _STATUS.exists():
         for line in _STATUS.read_text().splitlines():
             if line.startswith(f"{field}:"):

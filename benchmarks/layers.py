@@ -173,7 +173,7 @@ def large_rows(directory: Path, options: argparse.Namespace) -> Iterator[Row]:
 
 
 def _sides(site: floodmark.Site, size: int) -> dict[str, Callable[[bytes], object]]:
-    """What writes and reads a value under a key, by plain calls with the same chunks, and by the layer."""
+    """Functions that write and read a value by plain calls with the same chunks, and by the layer."""
     value = b"".join(
         bytes([place // CHUNK_BYTES % 251]) * min(CHUNK_BYTES, size - place)
         for place in range(0, size, CHUNK_BYTES)
@@ -222,19 +222,19 @@ def memory_rows(directory: Path, options: argparse.Namespace) -> Iterator[Row]:
         for work, file_name in (("put", source), ("get", copy)):
             call = [*command, work, served.url, "blobs", "key", "--file", str(file_name)]
             yield state(
-                f"{size:,} MB by {work} --file: the client at most",
+                f"{size:,} MB by {work} --file: the client's peak memory",
                 "MiB",
                 _peak_memory(subprocess.Popen(call, stdout=subprocess.DEVNULL)) / MIB,
                 Target(limit=200, unit="MiB"),
             )
             peak = _memory(server.process.pid)
-            yield state("  the server at most, so far", "MiB", peak / MIB, Target(limit=200, unit="MiB"))
+            yield state("  the server's peak so far", "MiB", peak / MIB, Target(limit=200, unit="MiB"))
     if not cmp(source, copy, shallow=False):
         raise AssertionError("what was read is not what was written")
 
 
 def _peak_memory(process: "subprocess.Popen[bytes]") -> int:
-    """The resident bytes of a process at most, when it has ended."""
+    """Wait until a process has ended; returns its peak resident bytes."""
     peak = 0
     while process.poll() is None:
         peak = max(peak, _memory(process.pid))
@@ -246,7 +246,7 @@ def _peak_memory(process: "subprocess.Popen[bytes]") -> int:
 
 
 def _memory(pid: int) -> int:
-    """The resident bytes of a process at most, so far; 0 if it has ended."""
+    """The peak resident bytes of a process so far; 0 if it has ended."""
     status = Path(f"/proc/{pid}/status").read_text()
     return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:")), 0)
 

@@ -4,12 +4,12 @@
     make bench-log ARGS="--seconds 0.2 --repeat 1"          see that it works
     make bench-log ARGS="--only transactions --level 1"     some of it
 
-A coordinator's transaction is begun, joined by two participants and committed, each step durable before the
-next; then its participants, which have nothing to do, are told, and its records go.  Each transaction in
-flight has a thread of its own.
+A coordinator begins a transaction, joins two participants and commits it; each step is durable before the
+next.  Then it notifies the participants, which have nothing to do, and deletes the transaction's records.
+Each transaction in flight has a thread of its own.
 
-At a site, a transaction takes a change from a subscription, writes a record and acknowledges the change, or
-only writes.  Each thread has one in flight.
+At a site, a transaction only writes a record, or it takes a change from a subscription, writes a record and
+acknowledges the change.  Each thread has one transaction in flight.
 """
 
 import argparse
@@ -61,7 +61,7 @@ LEVELS: Final = (1, 8, 64, 512)
 FILLING_THREADS: Final = 512
 TURNS: Final = 20
 SITE_LEVELS: Final = (1, 64)
-# What a subscription has before it: more than a turn consumes.
+# Messages that a subscription can consume: more than a turn does.
 MESSAGES: Final = 50_000
 RECORD_BYTES: Final = 60
 SYNC_SECONDS: Final = 0.002
@@ -100,7 +100,7 @@ class Idlers:
 
 
 class Side:
-    """A coordinator with a log of its own in an engine, and the thread that sweeps."""
+    """A coordinator with its own log in an engine, and its sweeping thread."""
 
     def __init__(self, engine: Engine, side: str) -> None:
         self.engine, self.side = engine, side
@@ -116,7 +116,7 @@ class Side:
         self._sweeping = start_sweeping(self.coordinator)
 
     def ledger(self) -> StoredLedger:
-        """Its log as somebody else would open it."""
+        """The ledger of its log, opened a second time."""
         return StoredLedger(EngineStore(self.engine), f"{LEDGERS}{NUMBERS[self.side]}")
 
     def close(self) -> None:
@@ -170,7 +170,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def drive(side: Side, level: int, seconds: float, run: Run) -> None:
-    """Keep transactions in flight for a while, and note how long each of them took."""
+    """Keep `level` transactions in flight for `seconds`, and add their latencies to `run`."""
     begun: list[float] = []
     barrier = Barrier(level, action=lambda: begun.append(perf_counter()))
 
@@ -189,7 +189,7 @@ def drive(side: Side, level: int, seconds: float, run: Run) -> None:
 
 
 def begin_one(coordinator: TransactionCoordinator) -> str:
-    """A transaction that is begun and joined."""
+    """Begin a transaction and join its participants; returns its id."""
     transaction = coordinator.begin(TIMEOUT)
     for participant in JOINING:
         coordinator.join(transaction, participant)
@@ -209,7 +209,7 @@ def transaction_rows(directory: Path, options: argparse.Namespace) -> Iterator[R
             for side in sides.values():
                 drive(side, level, options.seconds / 5, Run())
             runs: dict[str, list[Run]] = {name: [Run() for _ in range(options.repeat)] for name in sides}
-            # The sides take turns, and where a round is short, often: a noisy neighbour hits both.
+            # The sides take many short turns, so that a noisy neighbour slows both; fewer with many threads.
             turns = min(TURNS, max(3, 640 // level))
             for repetition, turn in product(range(options.repeat), range(turns)):
                 for name in (BARE, BATCHED)[:: 1 if (repetition + turn) % 2 else -1]:
@@ -242,7 +242,7 @@ def percentile(samples: Sequence[float], percent: int) -> float:
 
 
 class SiteSide:
-    """A site whose transactions are logged one way, with a subscription that all threads consume."""
+    """A site with batched or bare transaction logs, and a subscription that all threads consume."""
 
     def __init__(self, engine: RocksEngine, side: str) -> None:
         self.site = open_engine(engine, site=side, background=True)
@@ -266,7 +266,7 @@ class SiteSide:
             transaction.acknowledge(delivery)
 
     def drive(self, work: str, level: int, seconds: float, run: Run) -> None:
-        """Let threads work for a while, from the first message on, which opens the stream."""
+        """Run `level` threads for `seconds`; the first message, which opens the stream, is not counted."""
         self._subscription.seek("beginning")
         next(self._subscription).acknowledge()
         do = self.works[work]
@@ -325,7 +325,7 @@ def site_level_rows(work: str, level: int, runs: Mapping[str, Sequence[Run]]) ->
 
 
 def entry_rows(directory: Path, _: argparse.Namespace) -> Iterator[Row]:
-    """The same transactions on both sides, all of them left open, so that recovery reads all."""
+    """The same transactions on both sides, all left open, so that recovery reads all of them."""
     engine = RocksEngine(directory, (FAMILY,))
     numbers = {side: fill(engine, side) for side in (BARE, BATCHED)}
     engine.close()
@@ -342,7 +342,7 @@ def entry_rows(directory: Path, _: argparse.Namespace) -> Iterator[Row]:
 
 
 def fill(engine: Engine, name: str) -> dict[str, int]:
-    """Begin transactions, 512 at a time, and open the log again."""
+    """Begin `FILLED` transactions, 512 at a time, and recover the log; returns entries and bytes."""
     tell(f"entries and bytes, {name}")
     side = Side(engine, name)
     before = bytes_to_disk()
@@ -363,7 +363,7 @@ def fill(engine: Engine, name: str) -> dict[str, int]:
 
 
 def bytes_to_disk() -> int:
-    """What this process has caused to be written so far; 0 where the kernel does not tell."""
+    """The bytes that this process has caused to be written so far; 0 without /proc/self/io."""
     counts = Path("/proc/self/io")
     if not counts.exists():
         return 0

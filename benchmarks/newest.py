@@ -1,8 +1,8 @@
-"""An index of newest versions, tried two ways, to see whether it would pay.
+"""Two prototypes of an index of newest versions, to see whether it would pay.
 
 A site finds the newest version of a key by seeking.  With an index it would look the version up and then
-get one exact key, for which RocksDB has bloom filters.  Here, on bare rocksdict over a site's encoded
-rows and without anything else that a site does:
+get one exact key, for which RocksDB has bloom filters.  Compared on bare rocksdict, with a site's encoded
+rows, but without the rest of a site:
 
     seek     what a site does
     family   a column family from key to version, then an exact get
@@ -40,7 +40,7 @@ class VersionedRows(Database):
         self._dict: dict[bytes, bytes] = {}
 
     def put(self, pairs: Sequence[Pair]) -> None:
-        """Put one by one, as a site does: the row, the change-log row, and if so the index row."""
+        """Put pairs one by one, as a site does: the row, the change-log row and, if any, the index row."""
         data, log = self.handles[DATA], self.handles[LOG]
         newest = self.handles[_NEWEST] if self._indexed else None
         write = self.rows.write
@@ -55,14 +55,14 @@ class VersionedRows(Database):
             write(batch)
 
     def load_dict(self, pairs: Sequence[Pair]) -> None:
-        """Fill the dict for pairs that were put in this order."""
+        """Fill the dict; the pairs must have been put in this order, before any others."""
         self._dict = {
             _NAMESPACE + key: encode_version(FIRST_VERSION + count)
             for count, (key, _) in enumerate(pairs, start=1)
         }
 
     def get_by_seek(self, keys: Sequence[bytes]) -> bytes | None:
-        """Get keys by seeking; the last value."""
+        """Get keys by seeking; returns the last value."""
         data = self.families[DATA]
         value: bytes | None = None
         for key in keys:
@@ -76,7 +76,7 @@ class VersionedRows(Database):
         return value
 
     def get_by_family(self, keys: Sequence[bytes]) -> bytes | None:
-        """Get keys by the column family; the last value."""
+        """Get keys by the column family; returns the last value."""
         get_newest, get_row = self.families[_NEWEST].get, self.families[DATA].get
         value: bytes | None = None
         for key in keys:
@@ -89,7 +89,7 @@ class VersionedRows(Database):
         return value
 
     def get_by_dict(self, keys: Sequence[bytes]) -> bytes | None:
-        """Get keys by the dict; the last value."""
+        """Get keys by the dict; returns the last value."""
         get_newest, get_row = self._dict.get, self.families[DATA].get
         value: bytes | None = None
         for key in keys:
@@ -102,14 +102,14 @@ class VersionedRows(Database):
         return value
 
     def family_bytes(self) -> int:
-        """What the column family takes on disk, flushed and compacted."""
+        """Flush and compact the index column family; returns its bytes on disk."""
         family = self.families[_NEWEST]
         family.flush()
         family.compact_range(None, None)
         return family.property_int_value("rocksdb.total-sst-files-size") or 0
 
     def dict_bytes(self) -> int:
-        """What the dict takes in memory, with its keys and versions."""
+        """The bytes of the dict in memory, with its keys and versions."""
         getsizeof = sys.getsizeof
         rows = sum(getsizeof(key) + getsizeof(suffix) for key, suffix in self._dict.items())
         return getsizeof(self._dict) + rows

@@ -31,11 +31,11 @@ class NodeProcess:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The URL at which it listens."""
         return f"{self._scheme}://127.0.0.1:{self.port}"
 
     def start(self) -> dict[str, Any]:
-        """Start it, and return the line that says that it serves."""
+        """Start it; returns the JSON line that it prints when it serves."""
         log: IO[bytes]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(self.command, stdout=subprocess.PIPE, stderr=log)
@@ -56,7 +56,7 @@ class NodeProcess:
         self.wait()
 
     def wait(self) -> int:
-        """Return when it has ended; its exit code."""
+        """Wait until it has ended; returns its exit code."""
         assert self._process is not None
         code = self._process.wait(STOP_SECONDS_MAX)
         if self._process.stdout is not None:
@@ -64,7 +64,7 @@ class NodeProcess:
         return code
 
     def end(self) -> None:
-        """End it, whatever it does, if it runs."""
+        """Kill it if it is running."""
         if self._process is not None and self._process.poll() is None:
             self.kill()
 
@@ -73,7 +73,7 @@ class NodeProcess:
 def node_processes(
     database: str, directory: Path, *options: str, count: int = 3
 ) -> Iterator[list[NodeProcess]]:
-    """Nodes that serve with some options, ended behind the block."""
+    """Start nodes with the given options of `floodmark serve`; they are killed when the context ends."""
     nodes = [NodeProcess(database, number, directory, *options) for number in range(1, count + 1)]
     try:
         for node in nodes:
@@ -85,11 +85,11 @@ def node_processes(
 
 
 def url_of(nodes: list[NodeProcess]) -> str:
-    """One URL of all nodes."""
+    """One URL that names all nodes."""
     scheme = nodes[0].url.partition("://")[0]
     return f"{scheme}://" + ",".join(node.url.removeprefix(f"{scheme}://") for node in nodes)
 
 
 def connect(nodes: list[NodeProcess], **credentials: Any) -> floodmark.Site:
-    """A client of all nodes."""
+    """Connect to the site of all nodes."""
     return floodmark.connect(url_of(nodes), **credentials)

@@ -1,4 +1,4 @@
-"""A site on PostgreSQL beside a plain psycopg program that writes the same to a table with a log table.
+"""A site on PostgreSQL beside a plain psycopg program that writes the same to a table and a log table.
 
     make bench-nodes                                      all of it, on a quiet machine: some minutes
     make bench-nodes ARGS="--quick --only embedded"       a look
@@ -90,7 +90,7 @@ def main() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Plain:
-    """What a user would write instead: a table, and a log table in the same transaction."""
+    """The program that a user would write instead: a table, and a log table in the same transaction."""
 
     url: str
     is_one_statement: bool
@@ -138,7 +138,7 @@ def make_plain(url: str, pairs: Sequence[Pair]) -> dict[str, Plain]:
 
 @contextmanager
 def database(directory: Path) -> Iterator[str]:
-    """The URL of a PostgreSQL of its own."""
+    """Run a PostgreSQL; yields its URL."""
     with Postgres().running(directory) as server:
         assert isinstance(server, PostgresServer)
         yield f"postgresql://{ROLE}@{LOOPBACK}:{server.port}/{DATABASE}"
@@ -148,7 +148,7 @@ def database(directory: Path) -> Iterator[str]:
 
 
 def embedded(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
-    """Threads of one process, which share its lock on both sides."""
+    """Clients are threads of one process, which share Python's lock on every side."""
     pairs = make_pairs(min(options.records, RECORDS_MAX), seed=42)
     with database(directory) as url, floodmark.open(url, site=SITE) as site:
         site.create_namespace(NAMESPACE)
@@ -165,7 +165,7 @@ def in_threads(
 
 
 def nodes(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
-    """Clients in four processes; each number of nodes serves a site of its own, and all run at once."""
+    """Clients in four processes.  Each number of nodes serves its own site, and all nodes run at once."""
     pairs = make_pairs(min(options.records, RECORDS_MAX), seed=42)
     with database(directory) as url, ExitStack() as stack:
         sides: dict[str, Plain | SiteServer] = {**make_plain(url, pairs)}
@@ -178,7 +178,7 @@ def nodes(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
 
 @contextmanager
 def served_by(url: str, count: int, directory: Path) -> Iterator[ServedSite]:
-    """A site of some nodes, with a partition for each."""
+    """Serve a site by `count` nodes, each with a partition of its namespace."""
     program = find_program("floodmark")
     if program is None:
         raise PeerFailed(f"the floodmark command is not beside {sys.executable}: make setup")
@@ -213,7 +213,7 @@ def compare_points(
     pairs: Sequence[Pair],
     options: argparse.Namespace,
 ) -> Iterator[Line]:
-    """All operations by few and by many clients; ratios are to the faster plain program."""
+    """Measure each operation with each number of clients; ratios are to the faster plain program."""
     for clients in CLIENTS:
         for operation in OPERATIONS:
             measures = {

@@ -3,12 +3,12 @@
     make bench-publish                                  a million rows of 100 bytes: some minutes
     make bench-publish ARGS="--rows 5000000 --only load"
 
-A section has a directory and servers of its own; Spark is warm.
+Each section has its own directory and servers; Spark is warm.
 
-    load        a DataFrame of Parquet files, by Spark into a server, until it is read
-    meanwhile   reads and writes by others while a data set is loaded, and on a busy machine without that
+    load        a DataFrame of Parquet files, by Spark into a server, until readers see it
+    meanwhile   puts and gets of another client while a data set is loaded, and on a busy machine without it
     swap        how long one writer waits for the swap
-    memory      of a Python worker, for one row and for ten
+    memory      peak memory of a Python worker, for some rows and for ten times as many
 """
 
 import argparse
@@ -63,7 +63,7 @@ SWAP_MS: Final = 50
 GROWTH: Final = 10
 GROWTH_MAX: Final = 1.1
 MILLISECONDS: Final = 1e3
-# Between two calls of a client that is to be served meanwhile, and how long it calls an idle site.
+# The pause of the other client after a put and a get, and how long it calls an idle site.
 PAUSE_SECONDS: Final = 0.005
 IDLE_SECONDS: Final = 5.0
 WARM_ROWS: Final = 10_000
@@ -94,7 +94,7 @@ def parse_options(sections: Sequence[str]) -> argparse.Namespace:
 
 
 def load(spark: SparkSession, directory: Path, options: argparse.Namespace) -> Iterator[Line]:
-    """New rows from Parquet files; each side begins with nothing at every turn."""
+    """Load rows from Parquet files; every turn begins with a new site or an empty table."""
     rows = make_rows(directory / "rows", options.rows, seed=42)
     expected = digest(rows.frame(spark))
     warm_up(spark, directory)
@@ -108,9 +108,9 @@ def load(spark: SparkSession, directory: Path, options: argparse.Namespace) -> I
             sides[COPIED] = partial(measure_copy, server, list(copy_chunks(rows)), rows.count)
         samples = in_turns("load", sides, options.repetitions)
     remarks = {
-        PUBLISHED: "Spark's sort, the files and the swap are in the time; on disk when it returns",
+        PUBLISHED: "the time includes Spark's sort, the files and the swap; on disk when it returns",
         UPSERTED: "mode append, keys in no order; on disk and in the change log",
-        COPIED: "one connection, into a table with a primary key; the binary rows were made before",
+        COPIED: "one connection, into a table with a primary key; without the time to make the binary rows",
     }
     for name, rates in samples.items():
         is_ours = name == PUBLISHED
@@ -140,7 +140,7 @@ def measure_site(
     paths: Iterator[Path],
     write: Callable[[SparkSession, Rows, str], None],
 ) -> float:
-    """Rows a second into a new site, which then must hold them all."""
+    """Write into a new site, and check that it has all rows; returns rows a second."""
     with serving(next(paths), temporary=True) as served:
         served.create_namespace()
         begun = perf_counter()
@@ -172,7 +172,7 @@ def running_postgres(directory: Path) -> Iterator[PostgresServer | None]:
 
 
 def copy_chunks(rows: Rows) -> Iterator[bytes]:
-    """The rows in PostgreSQL's binary format, as any client would send them at best."""
+    """The rows in PostgreSQL's binary COPY format, encoded with numpy, as the fastest client would."""
     kind = numpy.dtype(
         [
             ("columns", ">i2"),
@@ -195,7 +195,7 @@ def copy_chunks(rows: Rows) -> Iterator[bytes]:
 
 
 def measure_copy(server: PostgresServer, chunks: Sequence[bytes], number: int) -> float:
-    """Rows a second into an empty table."""
+    """COPY into an empty table; returns rows a second."""
     import psycopg  # noqa: PLC0415
 
     with (
@@ -215,11 +215,11 @@ def measure_copy(server: PostgresServer, chunks: Sequence[bytes], number: int) -
     return number / seconds
 
 
-# Others
+# Other clients
 
 
 class Caller:
-    """A thread that puts and gets one key after the other, with pauses, and notes how long each call took."""
+    """A thread that puts and gets one key after the other, with pauses, and records each call's times."""
 
     def __init__(self, served: ServedSite, pause_seconds: float) -> None:
         self.puts: list[tuple[float, float]] = []
@@ -257,7 +257,7 @@ def p99_ms(calls: Sequence[tuple[float, float]]) -> float:
 
 @contextmanager
 def busy_processors() -> Iterator[None]:
-    """Other work takes all processors, and asks the site for nothing."""
+    """Keep all processors busy with work that makes no call to the site."""
     command = [sys.executable, "-c", "while True: pass"]
     workers = [subprocess.Popen(command) for _ in range(os.cpu_count() or 1)]
     try:
@@ -269,7 +269,7 @@ def busy_processors() -> Iterator[None]:
 
 
 def meanwhile(spark: SparkSession, directory: Path, options: argparse.Namespace) -> Iterator[Line]:
-    """Puts and gets of a client over the wire: idle, on a busy machine, and while a data set is published."""
+    """Puts and gets of another client: idle site, busy machine, and while a data set is published."""
     rows = make_rows(directory / "rows", options.rows, seed=42)
     warm_up(spark, directory)
     samples: dict[str, dict[str, list[float]]] = {"put": {}, "get": {}}
@@ -311,7 +311,7 @@ def meanwhile(spark: SparkSession, directory: Path, options: argparse.Namespace)
 
 
 def swap(_: SparkSession, directory: Path, options: argparse.Namespace) -> Iterator[Line]:
-    """The slowest put of a client that writes without a pause, of those under way during the swap."""
+    """The slowest put that was in flight during the swap, of a client that calls without a pause."""
     rows = make_rows(directory / "rows", options.rows, seed=42)
     longest = []
     table = pyarrow.parquet.read_table(rows.path)
@@ -340,7 +340,7 @@ def swap(_: SparkSession, directory: Path, options: argparse.Namespace) -> Itera
 
 
 def memory(_: SparkSession, directory: Path, options: argparse.Namespace) -> Iterator[Line]:
-    """Of a Python worker, for some rows and for ten times as many."""
+    """The peak memory of a Python worker, for some rows and for ten times as many."""
     sizes = {"few": options.rows, "many": options.rows * GROWTH}
     rows = {name: make_rows(directory / name, number, seed=42) for name, number in sizes.items()}
     samples: dict[str, list[float]] = {}

@@ -1,17 +1,17 @@
-"""Sites that copy each other: what positions cost, how far one is behind, catching up, and lying idle.
+"""Replication between sites: the cost of positions, the lag, catching up, and the cost of an idle site.
 
     make bench-replication                                       all of it, on a quiet machine: half an hour
     make bench-replication ARGS="--quick --only positions"       a look
     make bench-replication ARGS="--only two-way --delay-ms 30"   with a long line between the sites
     make bench-replication ARGS="--only two-way --runner process"   without Spark
 
-A section has directories and servers of its own.  Links run on Spark, on two cores, unless a row or an option
+Each section has its own directories and servers.  Links run on Spark, on two cores, unless a row or an option
 says otherwise.
 
-    positions   bytes in a record, and how fast records are taken in: heartbeats, or a vector in each record
-    two-way     2,500 writes a second at each of two sites: how far each is behind the other
+    positions   bytes in a record, and records applied a second: heartbeats, or a vector in each record
+    two-way     2,500 writes a second at each of two sites: the lag in both directions
     catch-up    changes that were written while no link ran
-    idle        what heartbeats cost a site that nobody uses
+    idle        the cost of heartbeats at a site without calls
 """
 
 import argparse
@@ -75,7 +75,7 @@ IN_PROCESS: Final = "in one process, no server"
 
 LOCAL_BYTES: Final = 0
 REMOTE_BYTES: Final = 9
-# So many records show what each of them has.
+# Few are enough to measure the bytes of a record.
 BYTES_RECORDS: Final = 1_000
 INGESTED_SHARE: Final = 5
 LAG_MS: Final = {"p50": 1_000, "p99": 2_000}
@@ -110,13 +110,13 @@ def main() -> None:
 
 
 def positions(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
-    """Heartbeats, or a vector in every record."""
+    """Positions in heartbeats, or in a vector in every record."""
     yield from added_bytes(directory)
     yield from ingestion(directory, options)
 
 
 def added_bytes(directory: Path) -> Iterator[Line]:
-    """What a record has beyond its value, for all numbers of sites."""
+    """The bytes of a record beyond its value, for each number of sites."""
     home = directory / "bytes"
     tell("positions: bytes")
     cases = [
@@ -143,7 +143,7 @@ def added_bytes(directory: Path) -> Iterator[Line]:
 
 
 def render_bytes(added: Mapping[Positions, Added]) -> str:
-    """Bytes by the number of sites."""
+    """A table of the bytes by the number of sites."""
     kinds = {0: "heartbeat", **{size: f"vector of {size}" for size in POSITION_BYTES}}
     head = ["sites", *(f"{kind}, {where}" for kind in kinds.values() for where in ("local", "remote"))]
     rows = [head]
@@ -156,7 +156,7 @@ def render_bytes(added: Mapping[Positions, Added]) -> str:
 
 
 def ingestion(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
-    """How fast a new site takes in what another has written."""
+    """How fast a new site applies the changes of another one."""
     records = options.records // INGESTED_SHARE
     cases = [Positions(sites=min(SITE_COUNTS))]
     cases += [
@@ -189,7 +189,7 @@ def ingestion(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
 
 
 def two_way(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
-    """Writes at two sites at once, copied in both directions."""
+    """Writes at two sites at once, replicated in both directions."""
     homes = (directory / f"two-way-{number}" for number in count())
 
     def measure(delay_ms: float) -> dict[tuple[str, str], Lag]:
@@ -231,14 +231,14 @@ def two_way(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
 
 @dataclass(frozen=True, kw_only=True)
 class CaughtUp:
-    """Changes a second over the whole work, and from the last moment without any to the one with all."""
+    """Changes a second over the whole run, and from the last poll without a change to the one with all."""
 
     whole: float
     flowing: float
 
 
 def catch_up(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
-    """A link that begins when everything has been written."""
+    """A link that begins after all changes were written."""
     ids = {name: default_site_id(name) for name in SITES}
     filled = directory / "filled" / SITES[0]
     tell("catch-up: filling the source")
@@ -287,7 +287,7 @@ def run_in_process(
 def catch_up_served(
     run: Callable[..., TopologySummary], filled: Path, homes: Iterator[Path], changes: int
 ) -> CaughtUp:
-    """Let a new site catch up with a copy of the one that is filled, both served."""
+    """Measure a new site that catches up with a copy of the filled one; both are served."""
     home = next(homes)
     copytree(filled, home / SITES[0])
     with serving(home / SITES[0]) as source, serving(home / SITES[1]) as target:
@@ -305,7 +305,7 @@ def catch_up_served(
 
 @contextmanager
 def watching(target: ServedSite, changes: int) -> Iterator[Sequence[float]]:
-    """Watch the changes of a new site; afterwards, the seconds from none of them to all."""
+    """Poll the changes of a new site; at the end, the yielded list has the seconds from none to all."""
     seconds: list[float] = []
     ended = Event()
 
@@ -330,7 +330,7 @@ def watching(target: ServedSite, changes: int) -> Iterator[Sequence[float]]:
 
 
 def require_captured(target: ServedSite, changes: int) -> None:
-    """All changes must be in the target's own change log."""
+    """Raise PeerFailed unless all changes are in the target's own change log."""
     if (captured := target.catch_up_columns(changes)) != changes:
         raise PeerFailed(f"the change log of the target holds {captured:,} changes of {changes:,}")
 
@@ -338,7 +338,7 @@ def require_captured(target: ServedSite, changes: int) -> None:
 def catch_up_in_process(
     filled: Path, homes: Iterator[Path], ids: Mapping[str, int], changes: int
 ) -> CaughtUp:
-    """The same steps one after the other, between two sites of this process."""
+    """Measure the same steps, one after the other, between two sites of this process."""
     home = next(homes)
     copytree(filled, home / SITES[0])
     with (
@@ -359,7 +359,7 @@ def catch_up_in_process(
 
 
 def idle(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
-    """A served site that shares three namespaces with two others, and that nobody uses."""
+    """A served site without calls, which shares three namespaces with two others."""
     make_neighbours(directory, NEIGHBOURS, NAMESPACES)
     path = directory / next(iter(NEIGHBOURS))
     homes = (directory / f"idle-{number}" for number in count())

@@ -1,8 +1,8 @@
-"""Sites, links and writers as processes of their own: two that copy each other, one that lies idle.
+"""Sites, links and writers as processes: two sites that replicate in both directions, and an idle one.
 
-A lag is what the sites themselves say (`site.replication()`): from a commit at the source to the moment when
-the target has it on disk.  They say it for each namespace, over the last minutes.  So the warm-up writes to a
-namespace of its own, and the other one knows only what counts.
+The lags are those that a target reports (`site.replication()`): from a commit at the source until it is on
+disk at the target, for each namespace, over the last minutes.  So the warm-up writes to a namespace of its
+own, and does not count.
 """
 
 import sys
@@ -57,7 +57,7 @@ _PROBE: Final = b"probe of "
 
 @dataclass(frozen=True, kw_only=True)
 class Lag:
-    """Of the changes of one direction, in milliseconds, and how many a second its writer managed."""
+    """The lag of one direction, in milliseconds, and the rate of its writer."""
 
     p50: float
     p99: float
@@ -67,7 +67,7 @@ class Lag:
 def measure_two_way(
     home: Path, *, seconds: float, warm_up_seconds: float, delay_ms: float, runner: str
 ) -> dict[tuple[str, str], Lag]:
-    """Write to two new sites at once, with links between them, and see how far each is behind the other."""
+    """Write to two new sites at once, with links in both directions; returns the lag of each direction."""
     home.mkdir()
     with ExitStack() as stack:
         servers = {name: stack.enter_context(serving(home / name)) for name in SITES}
@@ -99,7 +99,7 @@ def measure_two_way(
 def share_served(
     servers: Mapping[str, ServedSite], urls: Mapping[str, str], namespaces: Sequence[str], *, epoch: int = 1
 ) -> Topology:
-    """The topology of served sites, put in force at each of them."""
+    """Put a topology in force at all served sites, and return it."""
     ids = {}
     for name, server in servers.items():
         with server.opened() as site:
@@ -113,7 +113,7 @@ def share_served(
 
 @contextmanager
 def delaying(server: ServedSite, home: Path, delay_ms: float) -> Iterator[str]:
-    """The address of a proxy before a server, which hands on what comes later by the delay, both ways."""
+    """Run a proxy before a server that delays all bytes, in both directions; yields its URL."""
     home.mkdir()
     listen = f"{LOOPBACK}:{free_port()}"
     command: list[str | Path] = [sys.executable, _PROXY, "--listen", listen]
@@ -128,7 +128,7 @@ def delaying(server: ServedSite, home: Path, delay_ms: float) -> Iterator[str]:
 def linking(
     topology: Topology, servers: Mapping[str, ServedSite], home: Path, runner: str = "spark"
 ) -> Iterator[None]:
-    """`floodmark replicate` for all links, as a process; entered when each has copied a change."""
+    """Run `floodmark replicate` for all links; entered when a first change of each has arrived."""
     program = find_program("floodmark")
     if program is None:
         raise PeerFailed("the floodmark command is not beside this Python: make setup")
@@ -159,7 +159,7 @@ def _wait_for_probe(source: str, target: ServedSite, process: ServerProcess) -> 
 
 
 def _write_everywhere(servers: Mapping[str, ServedSite], namespace: str, seconds: float) -> dict[str, float]:
-    """Write commits at a fixed rate to all sites at once; the records a second at each."""
+    """Write commits at a fixed rate to all sites at once; returns the records a second at each."""
     with client_processes(len(servers)) as pool:
         writing = {
             name: pool.submit(write_steadily, server, namespace, seconds, seed)
@@ -169,7 +169,7 @@ def _write_everywhere(servers: Mapping[str, ServedSite], namespace: str, seconds
 
 
 def write_steadily(server: ServedSite, namespace: str, seconds: float, seed: int) -> float:
-    """Write commits to one site at a fixed rate; the records a second that it came to."""
+    """Write commits to one site at a fixed rate; returns the records a second that it reached."""
     number = _number(seconds)
     batches = list(in_batches_of(COMMIT, make_pairs(number, seed)))
     spans = write_at_rate(partial(_writer, server, namespace), batches, COMMIT / WRITES_PER_SECOND)
@@ -188,12 +188,15 @@ def _writer(server: ServedSite, name: str) -> Iterator[Write]:
 
 
 def _number(seconds: float) -> int:
-    """How many records are written in some seconds."""
+    """The number of records that are written in `seconds`."""
     return int(seconds * WRITES_PER_SECOND)
 
 
 def _wait_for_changes(source: str, target: ServedSite, number: int) -> LinkStatistics:
-    """What a target says about a link when all changes have come through it, and all sums agree."""
+    """Wait until a target has `number` changes of a link; returns its statistics of the link.
+
+    Raises PeerFailed if the target has findings, which are checks that failed, or if it takes too long.
+    """
     deadline = monotonic() + COPY_SECONDS_MAX
     with target.opened() as site:
         while True:
@@ -227,13 +230,13 @@ def _known(lag_ms: int | None) -> float:
 
 # Idle
 
-# What a server does at its start is not what is asked for.
+# Not counted: the work of a server that has just started.
 SETTLE_SECONDS: Final = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Idleness:
-    """What a served site took by itself: percent of a core, and heartbeats in its change log."""
+    """The cost of a served site without calls: percent of a core, and heartbeats in its change log."""
 
     cpu_percent: float
     heartbeats_per_second: float
@@ -241,7 +244,7 @@ class Idleness:
 
 
 def measure_idleness(path: Path, home: Path, *, seconds: float, heartbeats: bool) -> Idleness:
-    """Serve a site in a process of its own, with or without heartbeats, and leave it alone for a while."""
+    """Serve a site from its own process, with or without heartbeats, and measure it without calls."""
     home.mkdir()
     listen = f"{LOOPBACK}:{free_port()}"
     command: list[str | Path] = [sys.executable, _IDLE_SERVER, path, "--listen", listen]

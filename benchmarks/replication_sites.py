@@ -24,12 +24,12 @@ HEARTBEATS_MAX: Final = 1_000_000
 
 
 def open_site(path: Path, *, site_id: int | None = None, background: bool = True) -> Site:
-    """The site of a directory, under the directory's name."""
+    """Open the site in a directory, under the directory's name."""
     return floodmark.open(path, site=path.name, site_id=site_id, background=background)
 
 
 def embedded(site: Site) -> EmbeddedHost:
-    """What a site of this process stands on."""
+    """The host of a site that is embedded in this process."""
     assert isinstance(site.host, EmbeddedHost)
     return site.host
 
@@ -51,7 +51,7 @@ def share(
 
 
 def run_link(source: Site, target: Site, namespaces: Sequence[str]) -> int:
-    """Take steps until there is nothing that the target lacks; how many changes were applied."""
+    """Take steps until the target lacks no change; returns the number of changes applied."""
     applied = 0
     while (step := plan_step(source.host, target.host, namespaces)).changes != 0:
         applied += run_step(source.host, target.host, step).changes
@@ -59,7 +59,7 @@ def run_link(source: Site, target: Site, namespaces: Sequence[str]) -> int:
 
 
 def fill_shared_site(path: Path, ids: Mapping[str, int], records: int) -> None:
-    """Make a site that shares a namespace and has written to it, in commits of fifty, come to rest."""
+    """Make a site, fill a shared namespace in commits of fifty, and wait for flushes and compactions."""
     with open_site(path, site_id=ids[path.name]) as site:
         site.set_topology(share(ids, [NAMESPACE]))
         namespace = site.namespace(NAMESPACE)
@@ -71,7 +71,7 @@ def fill_shared_site(path: Path, ids: Mapping[str, int], records: int) -> None:
 
 
 def make_neighbours(directory: Path, ids: Mapping[str, int], namespaces: Sequence[str]) -> None:
-    """Make sites that share namespaces, and let each have what the others wrote: no watermark is empty."""
+    """Make sites that share namespaces, and replicate a write of each, so that no watermark is empty."""
     sites = {name: open_site(directory / name, site_id=number) for name, number in ids.items()}
     try:
         for site in sites.values():
@@ -88,7 +88,7 @@ def make_neighbours(directory: Path, ids: Mapping[str, int], namespaces: Sequenc
 
 
 def heartbeat_bytes(path: Path, since: Version, until: Version) -> tuple[int, int]:
-    """How many heartbeats a closed site has written between two versions, and their bytes in its log."""
+    """The number of heartbeats that a closed site wrote between two versions, and their bytes in its log."""
     with open_site(path, background=False) as site:
         start, end = encode_log_range(NODE, since, until)
         rows = embedded(site).node.engine.scan(

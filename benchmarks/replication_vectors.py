@@ -1,15 +1,16 @@
-"""Positions as Venice kept them, a vector in every record, to compare with what heartbeats tell.
+"""A vector of positions in every record, as in Venice, for comparison with heartbeats.
 
-A vector says how far its writer had each site's changes when it wrote.  It stands behind the value:
+A vector holds, for each site, the position up to which the writer had its changes when it wrote.  It follows
+the value:
 
     +------------+------------------------------+------------------+----------+
     | value: 100 | a position a site, in order  | bytes a position | sites: 1 |
     |            | of their ids, big-endian     | : 1              |          |
     +------------+------------------------------+------------------+----------+
 
-Whoever takes records in decodes each one's vector, asks whether its own mark covers it, which tells what it
-has from what is new, and raises the mark.  To merge it with the vector of the record that it replaces, as
-Venice also does, would take another reading; that is left out, in favour of the vector.
+A consumer decodes the vector of each record, checks whether its own mark covers it (otherwise the record is
+new), and raises the mark.  Venice also merges the vector with that of the replaced record, which takes
+another read; that is not counted here, in favour of the vector.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -46,7 +47,7 @@ POSITION_BYTES: Final = (8, 24)
 SOURCE, TARGET = "site-1", "site-2"
 
 _TRAILER_BYTES: Final = 2
-# What stands behind the vector of a record under way: where it comes from, and the flags.
+# The bytes after the vector of a record in a link: its stamp, and the flags.
 _BEHIND: Final = STAMP_BYTES + len(PLAIN)
 
 Vector: TypeAlias = tuple[Any, ...]
@@ -54,7 +55,7 @@ Vector: TypeAlias = tuple[Any, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Positions:
-    """How records tell positions: by a vector with so many bytes for each site, or not at all (0)."""
+    """How records carry positions: a vector with `position_bytes` for each site, or (0) no vector."""
 
     sites: int
     position_bytes: int = 0
@@ -69,7 +70,7 @@ class Positions:
         return f"vector, {self.sites} sites of {self.position_bytes} bytes"
 
     def add_to(self, pairs: Sequence[Pair], seed: int) -> list[Pair]:
-        """The pairs as somebody writes them whose own position moves on with each, and nobody else's."""
+        """The pairs with vectors in which the writer's own position advances with each, and no other does."""
         if not self.position_bytes:
             return list(pairs)
         randomness = Random(seed)
@@ -81,13 +82,13 @@ class Positions:
 
 
 def encode_vector(positions: Sequence[int], position_bytes: int) -> bytes:
-    """A vector as it stands behind a value."""
+    """A vector as it is appended to a value."""
     encoded = b"".join(position.to_bytes(position_bytes, "big") for position in positions)
     return encoded + bytes([position_bytes, len(positions)])
 
 
 def decode_vector(record: bytes) -> Vector:
-    """The positions of a record under way.  Those that fit into a number are numbers; all compare alike."""
+    """The positions of a record in a link: integers if they have 8 bytes, else bytes, which compare alike."""
     end = len(record) - _BEHIND - _TRAILER_BYTES
     layout = _layout(record[end], record[end + 1])
     return layout.unpack_from(record, end - layout.size)
@@ -100,13 +101,13 @@ def _layout(position_bytes: int, sites: int) -> Struct:
 
 
 class Mark:
-    """How far a consumer is with each site, learned from the vectors of what it took in."""
+    """A consumer's position for each site: the maximum over the vectors of the records that it received."""
 
     def __init__(self) -> None:
         self._positions: Vector = ()
 
     def take(self, records: Iterable[bytes]) -> int:
-        """Raise the mark to each record's vector; how many it did not cover."""
+        """Raise the mark to each record's vector; returns the number of records that it did not cover."""
         fresh = 0
         mark = self._positions
         for record in records:
@@ -123,7 +124,7 @@ class Mark:
 
 
 def share_all(cases: Iterable[Positions]) -> Topology:
-    """A topology in which each case has a namespace, shared by as many sites as it says."""
+    """A topology with a namespace for each case, shared by that case's number of sites."""
     names = [f"site-{number}" for number in range(1, max(SITES) + 1)]
     return Topology(
         epoch=1,
@@ -134,8 +135,8 @@ def share_all(cases: Iterable[Positions]) -> Topology:
 
 @contextmanager
 def filled_source(path: Path, cases: Sequence[Positions], records: int) -> Iterator[Site]:
-    """A site with the same pairs in the namespace of each case, and what the case adds to them."""
-    # A site keeps the records of a commit in the order of their keys, so that is the order of positions.
+    """A site with the same pairs in the namespace of each case, with that case's vectors."""
+    # A site stores the records of a commit in key order, so positions must advance in that order.
     commits = in_batches_of(COMMIT, make_pairs(records, seed=42))
     pairs = [pair for commit in commits for pair in sorted(commit)]
     with open_site(path, site_id=1) as site:
@@ -150,14 +151,14 @@ def filled_source(path: Path, cases: Sequence[Positions], records: int) -> Itera
 
 @dataclass(frozen=True, kw_only=True)
 class Added:
-    """Bytes of a stored record beyond its value and its flags, where it was written and where it came to."""
+    """Bytes of a stored record beyond its value and its flags, at its origin and at the other site."""
 
     local: float
     remote: float
 
 
 def measure_bytes(directory: Path, cases: Sequence[Positions], records: int) -> list[Added]:
-    """What each case adds to a record, as the engines of two sites hold it."""
+    """The bytes that each case adds to a record, read back from the engines of two sites."""
     with (
         filled_source(directory / SOURCE, cases, records) as source,
         open_site(directory / TARGET, site_id=2) as target,
@@ -184,7 +185,7 @@ def _added(site: Site, namespace: str, records: int) -> float:
 
 
 class Ingestion:
-    """The rows of one case on their way, read from the source once, and taken in by new sites."""
+    """Reads the rows of one case from the source once, and applies them to a new site at each call."""
 
     def __init__(self, source: Site, topology: Topology, case: Positions, scratch: Iterator[Path]) -> None:
         self._source = source
@@ -194,7 +195,7 @@ class Ingestion:
         self._rows: list[pyarrow.RecordBatch] = []
 
     def per_second(self) -> float:
-        """Records a second that a new site applies, durable, and with the position noted."""
+        """Records a second that a new site applies, durably, and with the link's position stored."""
         with open_site(next(self._scratch) / TARGET, site_id=2) as target:
             target.set_topology(self._topology)
             step = plan_step(self._source.host, target.host, [self._case.namespace], changes_max=None)

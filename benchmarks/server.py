@@ -3,14 +3,14 @@
     make bench-server                                   all of it, on a quiet machine: some ten minutes
     make bench-server ARGS="--quick --only points"      a look
 
-A section has a directory and servers of its own.  How the peers are set up stands in peers/README.md.
+Each section has its own directory and servers.  peers/README.md describes the setup of the peers.
 
-    points     get and synced put of single records, by 1 and by 32 clients, who have processes of their own
+    points     get and synced put of single records, by 1 and by 32 clients in other processes
     resp       get, synced put and a mix of four gets to a put, by 1, 32 and 200 clients, alone and in
-               pipelines of 16: redis-py on Redis and on the door of the site that speaks its protocol,
-               psycopg on PostgreSQL; and get and set by redis-benchmark
+               pipelines of 16: redis-py on Redis and on the RESP port of the site, psycopg on PostgreSQL;
+               and get and set by redis-benchmark
     streams    loading durably in batches of 1,000, and scanning
-    followers  put by 1 client, beside 1,000 readers that follow a namespace which is not written
+    followers  put by 1 client, while 1,000 readers follow a namespace without writes
 """
 
 import argparse
@@ -70,16 +70,16 @@ P99_US_MAX: Final = 10_000
 FOLLOWERS: Final = 1_000
 IDLE_NAMESPACE: Final = "idle"
 OVER_RESP: Final = "floodmark over RESP"
-# There are many measurements of it.
+# Limit for a turn of `resp`, which has many measurements.
 RESP_SECONDS_MAX: Final = 1.0
 RESP_CLIENTS: Final = (1, 32, 200)
 RESP_PIPELINES: Final = (1, 16)
 RESP_OPERATIONS: Final[tuple[Operation, ...]] = ("get", "put", "mix")
-# What redis-benchmark does, and at which ratio to Redis.
+# The commands of redis-benchmark, and the least ratio to Redis for each.
 RESP_TARGETS: Final = {"get": 0.7, "set": 1.5}
 REDIS_BENCHMARK_CLIENTS: Final = 32
 REDIS_BENCHMARK_CALLS: Final = 20_000
-# Those of the point operations; more would only take longer to fill.
+# Records of the point operations; more would only take longer to fill.
 POINT_RECORDS_MAX: Final = 100_000
 
 
@@ -100,7 +100,7 @@ def sides() -> list[Peer]:
 
 
 def points(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
-    """Single gets and puts; a put has returned when it is on disk."""
+    """Single gets and puts; a put returns when it is on disk."""
     pairs = make_pairs(min(options.records, POINT_RECORDS_MAX), seed=42)
     with running(sides(), directory) as servers:
         stores = {name: server for name, server in servers.items() if isinstance(server, KeyServer)}
@@ -216,7 +216,7 @@ def compare_redis_benchmark(stores: Mapping[str, KeyServer], options: argparse.N
 
 
 def run_redis_benchmark(program: Path, port: int, command: str, number: int) -> float:
-    """Calls a second."""
+    """Run redis-benchmark; returns calls a second."""
     options = {"-p": port, "-t": command, "-c": REDIS_BENCHMARK_CLIENTS, "-n": number, "-r": QUICK_RECORDS}
     arguments = [str(part) for pair in options.items() for part in pair]
     found = subprocess.run(
@@ -236,7 +236,7 @@ def run_redis_benchmark(program: Path, port: int, command: str, number: int) -> 
 
 
 def streams(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
-    """What a client can write in batches on their way, and read in order."""
+    """Durable loads, pipelined as each client does it best, and ordered scans of the site."""
     seeds = count()
     with running(sides(), directory) as servers:
         loads = {name: partial(load_new, server, options.records, seeds) for name, server in servers.items()}
@@ -259,9 +259,9 @@ def streams(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
 
 
 def load_new(server: Server, number: int, seeds: Iterator[int]) -> float:
-    """Records a second, of keys that were not there."""
+    """Load new keys; returns records a second."""
     records: list[Pair] = make_pairs(number, seed=next(seeds))
-    # The collector stays on, as for users, but must not walk through the records of the benchmark.
+    # Python's garbage collector stays on, as for users, but must not traverse the records of the benchmark.
     gc.collect()
     gc.freeze()
     return measure_load(server, records, BATCH)
@@ -280,9 +280,9 @@ def rows_per_second(server: ServedSite, expected: int) -> float:
 
 
 def followers(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
-    """What a writer pays for readers that wait for something else."""
+    """Puts to one namespace, with and without readers that follow another one."""
     pairs = make_pairs(1_000, seed=42)
-    # A caller may have half of all the streams.
+    # One caller may open only half of the streams that a server allows.
     callers = ("first", "second")
     with Served(callers).running(directory) as server:
         with server.opened() as site:

@@ -3,14 +3,14 @@
     make bench-spark                                    all of it, on a quiet machine: about half an hour
     make bench-spark ARGS="--quick --only read"         a look
 
-A section has a directory and servers of its own.  PostgreSQL is set up as peers/README.md says, and reached
-with its JDBC driver.  Every side is warm, and all of them come to the same hash over keys and values.
+Each section has its own directory and servers.  PostgreSQL is set up as in peers/README.md, and accessed
+through its JDBC driver.  Every side is warm, and all must give the same hash over keys and values.
 
     read        a snapshot into an aggregate: from a directory, from a server, from Parquet, from PostgreSQL
     write       a DataFrame into a site, durable and captured, and into PostgreSQL
     stream      all changes as a stream into Parquet files
-    replicate   5,000 writes a second in commits of 50, copied to another site: how far behind it is
-    memory      of a Python worker, which must not grow with the rows that it reads or writes
+    replicate   5,000 writes a second in commits of 50, replicated to another site: its lag
+    memory      peak memory of a Python worker, which must not grow with the rows that it reads or writes
 """
 
 import argparse
@@ -77,7 +77,7 @@ READ_RATIOS: Final = {DIRECTORY: 0.4, URL: 0.25}
 WRITES_PER_SECOND: Final = 100_000
 CHANGES_PER_SECOND: Final = 150_000
 LAG_MS: Final = {"p50": 1_000, "p99": 2_000}
-# What a worker may use more for twenty times the rows, and still be called flat.
+# The greatest growth of a worker's memory at twenty times the rows that still counts as flat.
 GROWTH_MAX: Final = 1.1
 CHANGES_PER_TRIGGER: Final = 500_000
 
@@ -113,7 +113,7 @@ def parse_options(sections: Mapping[str, Any]) -> argparse.Namespace:
 
 @contextmanager
 def running_postgres(directory: Path, options: argparse.Namespace) -> Iterator[Jdbc | None]:
-    """PostgreSQL, if all that it takes is here; what is missing is said aloud."""
+    """Run PostgreSQL.  If it or its driver is missing, yields None and prints what to install."""
     peer = Postgres()
     missing = [] if peer.is_installed() else [peer.how_to_install()]
     if not options.jdbc_jar.exists():
@@ -132,7 +132,7 @@ def running_postgres(directory: Path, options: argparse.Namespace) -> Iterator[J
 def warm_turns(
     what: str, sides: Mapping[str, Callable[[], float]], repetitions: int
 ) -> dict[str, list[float]]:
-    """The turns of all sides, after one that is not counted."""
+    """The samples of `in_turns`, after a first turn that is not counted."""
     in_turns(f"{what}, to warm up", sides, 1)
     return in_turns(what, sides, repetitions)
 
@@ -140,7 +140,7 @@ def warm_turns(
 def held_against(
     work: str, samples: Mapping[str, Sequence[float]], side: str, peer: str, ratio: float
 ) -> Iterator[Line]:
-    """A side's rate as a multiple of a peer's, and what became of the target; nothing without the peer."""
+    """A line with a side's rate as a multiple of a peer's; none if the peer was not measured."""
     if peer in samples:
         multiple = Measure.of(samples[side]).median / Measure.of(samples[peer]).median
         target = Target(limit=ratio, unit=f"x {peer}", at_least=True)
@@ -182,7 +182,7 @@ def read(spark: SparkSession, directory: Path, options: argparse.Namespace) -> I
 
 
 def write(spark: SparkSession, directory: Path, options: argparse.Namespace) -> Iterator[Line]:
-    """New rows from Parquet files; each side begins with nothing at every turn."""
+    """Write rows from Parquet files; every turn begins with a new site or an empty table."""
     rows = make_rows(directory / "rows", options.rows, seed=42)
     expected = digest(rows.frame(spark))
     paths = (directory / f"site-{number}" for number in count())
@@ -217,7 +217,7 @@ def write(spark: SparkSession, directory: Path, options: argparse.Namespace) -> 
 def write_to_site(
     spark: SparkSession, rows: Rows, expected: Digest, paths: Iterator[Path], *, in_order: bool = False
 ) -> float:
-    """Rows a second into a new site, which then must hold them all."""
+    """Write into a new site, and check that it has all rows; returns rows a second."""
     with serving(next(paths), temporary=True) as served:
         served.create_namespace()
         begun = perf_counter()
@@ -231,7 +231,7 @@ def write_to_site(
 
 
 def write_to_postgres(spark: SparkSession, rows: Rows, expected: Digest, jdbc: Jdbc) -> float:
-    """Rows a second into an empty table, which then must hold them all."""
+    """Write into an empty table, and check that it has all rows; returns rows a second."""
     jdbc.truncate()
     begun = perf_counter()
     jdbc.write(rows.frame(spark))
@@ -244,7 +244,7 @@ def write_to_postgres(spark: SparkSession, rows: Rows, expected: Digest, jdbc: J
 
 
 def stream(spark: SparkSession, directory: Path, options: argparse.Namespace) -> Iterator[Line]:
-    """All changes there are, in commits of a thousand, into Parquet files."""
+    """Stream all changes of a site, in commits of a thousand, into Parquet files."""
     rows = make_rows(directory / "rows", options.rows, seed=42)
     expected = digest(rows.frame(spark))
     site = directory / "site"
@@ -282,7 +282,7 @@ def stream(spark: SparkSession, directory: Path, options: argparse.Namespace) ->
 def stream_to_parquet(
     spark: SparkSession, open_stream: Callable[[], DataFrame], expected: Digest, outputs: Iterator[Path]
 ) -> float:
-    """Rows a second from the start of a query to its end, with what it has written."""
+    """Rows a second from the start of a query to its end; its output must have all rows."""
     output = next(outputs)
     begun = perf_counter()
     writer = open_stream().writeStream.format("parquet").trigger(availableNow=True)
@@ -294,11 +294,11 @@ def stream_to_parquet(
     return expected.rows / seconds
 
 
-# Copying
+# Replicating
 
 
 def replicate(spark: SparkSession, directory: Path, options: argparse.Namespace) -> Iterator[Line]:
-    """From one site to another while it is written to."""
+    """The lag of a site to which another one is replicated while it is written to."""
     with serving(directory / "oslo") as source, serving(directory / "rome") as target:
         for each in (source, target):
             each.create_namespace()
@@ -326,7 +326,7 @@ def replicate(spark: SparkSession, directory: Path, options: argparse.Namespace)
 
 
 def memory(spark: SparkSession, directory: Path, options: argparse.Namespace) -> Iterator[Line]:
-    """Of a Python worker, for few rows and for twenty times as many."""
+    """The peak memory of a Python worker, for few rows and for twenty times as many."""
     sizes = {"few": options.rows // 10, "many": options.rows * 2}
     rows = {name: make_rows(directory / name, number, seed=number) for name, number in sizes.items()}
     expected = {name: digest(each.frame(spark)) for name, each in rows.items()}

@@ -1,7 +1,7 @@
-"""The same rows where Spark reads and writes them: Parquet, a site's directory, its server, PostgreSQL.
+"""The same rows for Spark to read and write: in Parquet, a site's directory, its server, and PostgreSQL.
 
-Rows have 100 bytes: a key of 16 and a value of 84, random, so that nothing compresses.  What is read goes
-into an aggregate over both columns, so that no side can leave one out, and every side comes to the same.
+Rows have 100 bytes: a key of 16 and a value of 84, random, so that nothing compresses.  Every read ends in
+one aggregate over both columns, so that no side can skip a column, and all sides must give the same result.
 """
 
 import os
@@ -33,7 +33,7 @@ with suppress(ImportError):
     import psycopg
 
 VALUE_BYTES: Final = 84
-# Spark's tasks for a reading, on every side; with two cores both are busy, also if one task is slower.
+# Spark's tasks for a read, on every side: enough to keep two cores busy even if one task is slower.
 TASKS: Final = 4
 
 DRIVER: Final = "org.postgresql.Driver"
@@ -42,15 +42,15 @@ INSTALL_DRIVER: Final = (
     "apt-get install --no-install-recommends libpostgresql-jdbc-java, or name it with --jdbc-jar"
 )
 TABLE: Final = "records"
-# Without a fetch size the driver takes a whole table at once.  In interleaved trials of 1,000, 10,000 and
-# 50,000 rows none was better beyond the spread, for fetching or for batches.
+# Without a fetch size, the driver fetches a whole table at once.  In interleaved trials of 1,000, 10,000 and
+# 50,000 rows, the sizes differed by less than the spread, for fetches and for batches.
 FETCH_ROWS: Final = 10_000
 BATCH_ROWS: Final = 10_000
 BLOCK_BYTES: Final = 8192
 
 
 class Digest(NamedTuple):
-    """What all rows come to, in any order."""
+    """A hash over all rows, whatever their order, and their number."""
 
     hash: int | None
     rows: int
@@ -67,7 +67,7 @@ class Rows:
         return spark.read.parquet(os.fspath(self.path))
 
     def batches(self) -> Iterator[list[tuple[bytes, bytes]]]:
-        """The rows in portions of a thousand."""
+        """The rows in batches of `BATCH`."""
         for file in sorted(self.path.iterdir()):
             for batch in pyarrow.parquet.ParquetFile(file).iter_batches(BATCH):
                 yield list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
@@ -95,13 +95,13 @@ def _random_column(randomness: numpy.random.Generator, rows: int, length: int) -
 
 
 def digest(frame: DataFrame) -> Digest:
-    """Read everything, in one aggregate."""
+    """Read all rows of a frame, in one aggregate."""
     row: Any = frame.agg(bit_xor(xxhash64("key", "value")), count("*")).first()
     return Digest(*row)
 
 
 def rows_per_second(open_frame: Callable[[], DataFrame], expected: Digest) -> float:
-    """From asking for a frame to its aggregate, which must be as expected."""
+    """Rows a second from opening a frame to its aggregate.  Raises PeerFailed unless that is as expected."""
     begun = perf_counter()
     found = digest(open_frame())
     seconds = perf_counter() - begun
@@ -118,7 +118,7 @@ def require_equal(found: Digest, expected: Digest) -> None:
 
 
 def fill_site(path: Path, namespaces: Mapping[str, Rows]) -> None:
-    """Make a site with these rows, in commits of a thousand, come to rest."""
+    """Make a site with these rows, in commits of a thousand, and wait for its flushes and compactions."""
     with floodmark.open(path, site=SITE) as site:
         for name, rows in namespaces.items():
             namespace = site.create_namespace(name)
@@ -131,7 +131,7 @@ def fill_site(path: Path, namespaces: Mapping[str, Rows]) -> None:
 
 @contextmanager
 def serving(path: Path, *, temporary: bool = False) -> Iterator[ServedSite]:
-    """A site's directory, made if it is not there, behind a server in a process of its own."""
+    """Serve a site from its own process, made if it does not exist, and removed at the end if `temporary`."""
     program = find_program("floodmark")
     if program is None:
         raise PeerFailed("the floodmark command is not beside this Python: make setup")
@@ -150,7 +150,7 @@ def serving(path: Path, *, temporary: bool = False) -> Iterator[ServedSite]:
 
 
 def read_site(spark: SparkSession, location: str, namespace: str = NAMESPACE) -> DataFrame:
-    """A snapshot of a namespace, behind a URL or in a directory."""
+    """A snapshot of a namespace; `location` is a URL or a directory."""
     reader = spark.read.format("floodmark").option("namespace", namespace).option("minPartitions", TASKS)
     return reader.load(location)
 
@@ -164,19 +164,20 @@ def write_site(frame: DataFrame, url: str, namespace: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Jdbc:
-    """A PostgreSQL server as Spark reaches it."""
+    """A PostgreSQL server that Spark reads and writes through JDBC."""
 
     server: PostgresServer
 
     @property
     def url(self) -> str:
-        # Inserts of many rows in a statement, and columns in binary from the first execution on.  In
-        # interleaved trials the first made writes faster, the second reads; writes it did not clearly help.
+        # The first option rewrites inserts to many rows in a statement, which made writes faster in
+        # interleaved trials.  The second sends columns in binary from the first execution on, which made
+        # reads faster, and writes not clearly.
         tuning = "reWriteBatchedInserts=true&prepareThreshold=-1"
         return f"jdbc:postgresql://{LOOPBACK}:{self.server.port}/{DATABASE}?{tuning}"
 
     def read(self, spark: SparkSession) -> DataFrame:
-        """The whole table, in as many tasks as the others."""
+        """The whole table, in as many tasks as on the other sides."""
         properties = {"user": ROLE, "driver": DRIVER, "fetchsize": str(FETCH_ROWS)}
         return spark.read.jdbc(self.url, TABLE, predicates=self._block_ranges(), properties=properties)
 
@@ -188,11 +189,11 @@ class Jdbc:
         self.run(f"TRUNCATE {TABLE}")
 
     def settle(self) -> None:
-        """Bring the table into the state that an old one is in."""
+        """Vacuum and analyze the table, and flush it to disk, as PostgreSQL itself would in time."""
         self.run(f"VACUUM ANALYZE {TABLE}", "CHECKPOINT")
 
     def run(self, *statements: str) -> list[tuple[Any, ...]]:
-        """Run statements; the rows of the last one, if it has any."""
+        """Run statements; returns the rows of the last one, if it has any."""
         with closing(
             psycopg.connect(host=LOOPBACK, port=self.server.port, user=ROLE, dbname=DATABASE, autocommit=True)
         ) as connection:
@@ -201,7 +202,7 @@ class Jdbc:
             return cursor.fetchall() if cursor.description is not None else []
 
     def _block_ranges(self) -> list[str]:
-        """Conditions that cut the table by where its rows lie: each of its blocks is read once."""
+        """Conditions that divide the table into ranges of blocks, so that each block is read once."""
         [(size,)] = self.run(f"SELECT pg_relation_size('{TABLE}')")
         borders = [size // BLOCK_BYTES * part // TASKS for part in range(TASKS)]
         ranges = [f"ctid >= '({first},0)' AND ctid < '({end},0)'" for first, end in pairwise(borders)]

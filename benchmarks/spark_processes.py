@@ -1,8 +1,8 @@
-"""What takes processes of its own: the memory of Spark's workers, and how far a copy is behind.
+"""Measurements that need processes of their own: the memory of Spark's workers, and the lag of replication.
 
-A worker's memory is that of a Spark which has done nothing else, so each measurement has a Java of its own.
-A lag is measured from end to end: a process writes to one site and stamps the time into every value, Spark
-copies, and who follows the other site compares the stamp with its clock.  All of it is one machine's time.
+A worker's memory is measured in a Spark that has done nothing else, so each measurement starts its own Java.
+A lag is measured from end to end: a process writes to one site and puts the time into every value, Spark
+replicates, and a follower of the other site compares that time with its clock.  All use one machine's clock.
 """
 
 import struct
@@ -53,7 +53,7 @@ MEMORY_SECONDS_MAX: Final = 900.0
 
 
 def measure_worker_memory(work: SparkWork) -> float:
-    """The most memory in MiB that a Python worker of a new Spark has during some work.  It is pickled."""
+    """The peak memory, in MiB, of a Python worker of a new Spark during `work`, which must be picklable."""
     with client_processes(1) as pool:
         return pool.submit(_peak_of_workers, work).result(MEMORY_SECONDS_MAX)
 
@@ -91,7 +91,7 @@ def _peak_of_workers(work: SparkWork) -> float:
 
 
 def _worker_memory() -> Iterator[int]:
-    """The resident bytes of each Python below this process: Spark's workers, and the one they come from."""
+    """The resident bytes of each Python process below this one: Spark's workers, and their daemon."""
     for process in psutil.Process().children(recursive=True):
         try:
             if process.name().startswith("python"):
@@ -102,9 +102,9 @@ def _worker_memory() -> Iterator[int]:
 
 # Lag
 
-# The first batches of a Spark that has just started are not what is asked for.
+# Not counted: the first batches of a Spark that has just started are slower.
 WARM_UP_SECONDS: Final = 10.0
-# For Spark to start and to copy a first change.
+# Limit for Spark to start and to replicate a first change.
 COPY_SECONDS_MAX: Final = 180.0
 
 _PROBE: Final = b"probe"
@@ -113,7 +113,7 @@ _STAMP: Final = struct.Struct(">d")
 
 @dataclass(frozen=True, kw_only=True)
 class Lag:
-    """From the moment before a commit at the source to the one when a follower of the target has it."""
+    """The time from before a commit at the source until a follower of the target has it; the write rate."""
 
     latency: Latency
     records_per_second: float
@@ -121,7 +121,7 @@ class Lag:
 
 @contextmanager
 def replicating(source: ServedSite, target: ServedSite, home: Path) -> Iterator[None]:
-    """`floodmark replicate` from one site to the other, as a process; entered when it has copied a change."""
+    """Run `floodmark replicate` from one site to the other; entered when a first change has arrived."""
     program = find_program("floodmark")
     if program is None:
         raise PeerFailed("the floodmark command is not beside this Python: make setup")
@@ -146,7 +146,7 @@ def _wait_for_probe(target: ServedSite, process: ServerProcess) -> None:
 
 
 def measure_lag(source: ServedSite, target: ServedSite, seconds: float, seed: int) -> Lag:
-    """Write commits at a fixed rate to one site, and see when they are at the other."""
+    """Write commits at a fixed rate to one site, and measure when they arrive at the other."""
     number = int((WARM_UP_SECONDS + seconds) * TAIL_RECORDS_PER_SECOND)
     batches = list(in_batches_of(TAIL_BATCH, make_pairs(number, seed)))
     interval = TAIL_BATCH / TAIL_RECORDS_PER_SECOND
@@ -155,7 +155,7 @@ def measure_lag(source: ServedSite, target: ServedSite, seconds: float, seed: in
         try:
             seen = _follow(arrivals, number)
         except PeerFailed:
-            # If the writer failed, its error is the one that explains why nothing came.
+            # If the writer failed, its error is the cause: raise that one.
             if writing.done():
                 writing.result()
             raise
@@ -170,7 +170,7 @@ def measure_lag(source: ServedSite, target: ServedSite, seconds: float, seed: in
 
 @contextmanager
 def stamping_writer(server: ServedSite) -> Iterator[Write]:
-    """A writer who puts the time at which a batch is begun into the front of its values."""
+    """A writer that puts the time at which a batch begins into the first bytes of its values."""
     with server.writer() as write:
 
         def write_stamped(records: Sequence[Pair]) -> None:
@@ -181,7 +181,7 @@ def stamping_writer(server: ServedSite) -> Iterator[Write]:
 
 
 def _follow(arrivals: Iterable[Sequence[Pair]], number: int) -> list[tuple[float, float]]:
-    """When each of so many changes was written, and when it came."""
+    """For each of `number` changes, the time at which it was written, and at which it arrived."""
     seen: list[tuple[float, float]] = []
     for group in arrivals:
         moment = time.time()

@@ -1,4 +1,4 @@
-"""A split at many partitions: wall and processor time of one, as medians.
+"""The median wall and processor time of a split at a site with many partitions.
 
 .venv/bin/python benchmarks/splits.py --partitions 1000
 """

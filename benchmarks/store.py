@@ -4,8 +4,8 @@
     make bench ARGS="--keys 20000 --large 0 --repeat 3"   a quick look, under a minute
     make bench ARGS="--processor-time …"                  on a machine that others use at the same time
 
-How it is measured stands in harness.py.  Keys have 16 bytes, and are random unless it says that they ascend;
-values are random and have 100.  Raw captures nothing and keeps one version; ours keeps all versions and a
+harness.py describes the method.  Keys have 16 bytes, random unless a row says that they ascend; values have
+100 random bytes.  Raw rocksdict keeps one version of a key and no change log; a site keeps all versions and a
 change log.
 """
 
@@ -59,7 +59,7 @@ from floodmark.site.arguments import Durability
 
 THREADS: Final = (1, 2, 4, 8, 16, 32)
 CHECKED_KEYS: Final = 1_000
-# Both kinds of them stay in the write buffer.
+# So few that random and ascending keys together fit into the write buffer.
 ABSENT_KEYS: Final = 40_000
 
 RAW, OURS, OURS_SYNC = "raw", "ours", "ours with fsync"
@@ -105,7 +105,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 class Clock:
-    """What measures the work that does not wait for the disk."""
+    """The clock for work that does not wait for the disk: wall time, or with an option thread time."""
 
     now: Callable[[], float] = staticmethod(perf_counter)
 
@@ -113,7 +113,7 @@ class Clock:
 def run(directory: Path, options: argparse.Namespace) -> Iterator[Row]:
     Clock.now = thread_time if options.processor_time else perf_counter
     pairs = make_pairs(options.keys, seed=42)
-    # The collector stays on, as for users, but must not walk through the keys of the benchmark.
+    # Python's garbage collector stays on, as for users, but must not traverse the keys of the benchmark.
     gc.collect()
     gc.freeze()
     yield from put_fsync(directory / "fsync", options)
@@ -289,7 +289,7 @@ def our_batches(ours: Namespace, durability: Durability) -> Callable[[Sequence[S
 
 
 def read(loaded: Path, indexes: Path, pairs: Sequence[Pair], repeat: int) -> Iterator[Row]:
-    """Gets and scans of what `put_async` has loaded, when the databases have come to rest."""
+    """Gets and scans of the databases that `put_async` loaded, after their flushes and compactions."""
     costs = put_with_index(indexes, pairs, repeat)
     settle_peers(loaded)
     with ExitStack() as stack:
@@ -336,7 +336,7 @@ def get_newest(peers: Peers, rows: VersionedRows, pairs: Sequence[Pair], repeat:
 
 
 def put_with_index(directory: Path, pairs: Sequence[Pair], repeat: int) -> Row:
-    """What the column family adds to a put; the last databases stay for the gets."""
+    """The time that the index column family adds to a put; the last databases stay for the gets."""
     tell("put with an index of newest versions")
     samples = Samples(list)
     for _ in range(repeat):
@@ -358,12 +358,12 @@ def put_with_index(directory: Path, pairs: Sequence[Pair], repeat: int) -> Row:
 
 
 def get_absent(directory: Path, pairs: Sequence[Pair], repeat: int) -> Iterator[Row]:
-    """Gets of keys that are not there, from what fits into memory and is not flushed yet."""
+    """Gets of absent keys while all rows are in the memtable."""
     tell("get, absent")
     held = pairs[:ABSENT_KEYS]
     absent = {
         "random": [key for key, _ in make_pairs(len(held), seed=43)],
-        # Between keys that are there, with the first bytes of many of them.
+        # Between keys that are present, with the same first bytes as many of them.
         "among ascending": [b"user-%011d" % (2 * number + 1) for number in range(len(held))],
     }
     with Peers(directory) as peers:
@@ -411,7 +411,7 @@ def getting(get: Callable[[bytes], bytes | None]) -> Callable[[Sequence[bytes]],
 
 
 def note(samples: Samples, seconds: Mapping[str, float], operations: float) -> None:
-    """Add a repetition, in microseconds an operation."""
+    """Add one repetition to the samples, in microseconds an operation."""
     for name, total in seconds.items():
         samples[name].append(total / operations * MICROSECONDS)
 

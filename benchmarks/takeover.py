@@ -3,8 +3,8 @@
     make bench-takeover                       20 of each: some minutes
     make bench-takeover ARGS="--runs 3"       a look
 
-Three nodes on one PostgreSQL; a client puts to one key all the time.  A takeover is measured from kill -9 of
-the key's owner to the end of the first write at its successor, a move by the longest write while it happens.
+Three nodes on one PostgreSQL; a client puts to one key without a pause.  A takeover is measured from kill -9
+of the key's owner to the end of the first write at its successor, a move by the longest write during it.
 """
 
 import argparse
@@ -36,7 +36,7 @@ MOVE_SECONDS_MAX: Final = 0.2
 
 
 def owner_of(nodes: Sequence[NodeProcess]) -> int:
-    """The number of the node that owns the key, by the first node that answers."""
+    """The number of the node that owns the key, as the first node that answers reports it."""
     for node in nodes:
         with closing(Connection(node.url)) as connection:
             try:
@@ -47,18 +47,18 @@ def owner_of(nodes: Sequence[NodeProcess]) -> int:
 
 
 def wait_for_all(site: floodmark.Site, nodes: Sequence[NodeProcess]) -> None:
-    """Return when the keeper has seen a beat of each node, so that partitions can move to it."""
+    """Wait until the keeper has seen a beat of each node, so that partitions can move to it."""
     deadline = perf_counter() + STOP_SECONDS_MAX
     while sum(each.lives and bool(each.url) for each in site.host.node_port.nodes()) < len(nodes):
         if perf_counter() > deadline:
             raise SystemExit("a node does not beat")
         Event().wait(0.1)
-    # The beats were read just now; the keeper goes by those of its last look, once a second.
+    # The beats were read just now; the keeper uses those of its own last poll, once a second.
     Event().wait(2.0)
 
 
 def measure_takeover(site: floodmark.Site, nodes: Sequence[NodeProcess]) -> float:
-    """Seconds from the death of the owner to the first write at its successor; the owner starts again."""
+    """Kill the owner, and start it again; returns the seconds until the first write at its successor."""
     counts = site.namespace(NAMESPACE)
     owner = nodes[owner_of(nodes) - 1]
     owner.kill()
@@ -96,12 +96,12 @@ def measure_move(site: floodmark.Site, nodes: Sequence[NodeProcess]) -> float:
 
 
 def report(name: str, seconds: Sequence[float], seconds_max: float) -> bool:
-    """Print the distribution; whether it keeps within the bound."""
+    """Print the distribution; returns whether its p99 is within the bound."""
     ordered = sorted(seconds)
     slowest = ordered[min(len(ordered) - 1, round(0.99 * len(ordered)))]
     print(
         f"{name}: {len(ordered)} runs, p50 {statistics.median(ordered):.3f} s, p99 {slowest:.3f} s, "
-        f"longest {ordered[-1]:.3f} s; at most {seconds_max:g} s is asked for"
+        f"longest {ordered[-1]:.3f} s; the limit of the p99 is {seconds_max:g} s"
     )
     return slowest <= seconds_max
 

@@ -5,12 +5,12 @@
 
     one-node    one RocksDB: read a key and write it, durably, beside a plain put, by 1 and by 32 threads
     wire        the same over the wire by 32 clients, beside psycopg with SERIALIZABLE; and a transaction of
-                two reads at a version that a call of its own asks for, at one that comes with the first
-                read, as usual at one node, and at a cached one
+                two reads whose read version takes a call of its own, comes with the first read (the default
+                at one node), or is cached
     contention  32 clients that read and write one of 10 keys: commits, conflicts, the slowest client
     nodes       3 nodes on an engine in memory: the round trips of a commit, and of two reads at a fresh and
-                at a cached version, by their time where each message takes 1 ms and nothing else takes time
-                (a millisecond lasts 100)
+                at a cached version, computed from the time: each message takes 1 ms, and nothing else takes
+                time (a millisecond lasts 100)
 
 Clients are threads of this process.
 """
@@ -66,7 +66,7 @@ Call = Callable[[int], object]
 
 @dataclass(frozen=True)
 class Run:
-    """What some clients did in a turn: calls of each, and the time of each call."""
+    """The result of a turn: the calls of each client, and the seconds of each call."""
 
     calls: Sequence[int]
     seconds: float
@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def run_clients(clients: int, make_call: Callable[[], Call], seconds: float) -> Run:
-    """Let clients call for some seconds; each makes its call, and gets a number for each."""
+    """Run clients for `seconds`; each repeats a call that it gets from `make_call`, with a new number."""
     numbers, barrier = count(), Barrier(clients)
 
     def work(_: int) -> tuple[int, list[float]]:
@@ -110,7 +110,7 @@ def write_over(transaction: Transaction, users: Namespace, key: bytes) -> None:
 
 
 def one_node(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
-    """Embedded: the time and the rate of a transaction beside a put's."""
+    """Embedded: the rate of transactions beside that of puts."""
     pairs = make_pairs(min(options.records, RECORDS_MAX), seed=42)
     with floodmark.open(directory / "site", site="bench") as site:
         users = site.create_namespace(NAMESPACE)
@@ -170,9 +170,9 @@ def wire(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
 
 
 def round_trips(site: Site, key: bytes) -> Iterator[Line]:
-    """The calls of a transaction that reads a key and writes it."""
+    """Count the calls of a transaction that reads a key and writes it."""
     users, called = site.namespace(NAMESPACE), count()
-    # A client asks for the map of partitions once.
+    # Fetch the partition map first: a client does so once.
     users.get(key)
     with before_calls(partial(next, called)):
         site.run_transaction(partial(write_over, users=users, key=key))
@@ -183,7 +183,7 @@ def round_trips(site: Site, key: bytes) -> Iterator[Line]:
 def two_reads(
     site: Site, pairs: Sequence[tuple[bytes, bytes]], options: argparse.Namespace
 ) -> Iterator[Line]:
-    """The mean time of a transaction that reads two keys, by how it comes to its version."""
+    """The mean time of a transaction that reads two keys, by how it gets its read version."""
     users = site.namespace(NAMESPACE)
 
     def read(kind: Any, number: int) -> None:
@@ -208,7 +208,7 @@ def two_reads(
 
 
 def transact_at(opened: Callable[[], Any], pairs: Sequence[tuple[bytes, bytes]]) -> Call:
-    """A client of its own; its connection ends with the process."""
+    """The call of a new client, which reads and writes a key; its connection ends with the process."""
     site = opened()
     users = site.namespace(NAMESPACE)
 
@@ -225,7 +225,7 @@ def fill_table(url: str, pairs: Sequence[tuple[bytes, bytes]]) -> None:
 
 
 def update_in(url: str, pairs: Sequence[tuple[bytes, bytes]]) -> Call:
-    """Read a row and write it, in a serializable transaction that is done again after a conflict."""
+    """A call that reads a row and writes it, in a serializable transaction that is retried on conflict."""
     connection = psycopg.connect(url)
     connection.isolation_level = psycopg.IsolationLevel.SERIALIZABLE
 
@@ -280,7 +280,7 @@ def contention(directory: Path, options: argparse.Namespace) -> Iterator[Line]:
 
 
 def nodes(_: Path, options: argparse.Namespace) -> Iterator[Line]:
-    """The round trips of commits, beside those of the protocol: to a node, lock, validate, apply."""
+    """The round trips of commits, beside the protocol's minimum: to a node, lock, validate, apply."""
     with (
         node_sites() as (url, keys),
         before_calls(partial(sleep, SLOWNESS * DELAY_SECONDS)),
@@ -325,7 +325,7 @@ def nodes(_: Path, options: argparse.Namespace) -> Iterator[Line]:
 
 
 class LastingEngine(MemoryEngine):
-    """An engine that no node closes: the others go on with it."""
+    """An engine that ignores `close`, because the other nodes still use it."""
 
     def close(self) -> None:
         pass
@@ -333,7 +333,7 @@ class LastingEngine(MemoryEngine):
 
 @contextmanager
 def node_sites() -> Iterator[tuple[str, list[bytes]]]:
-    """Nodes of a site in this process, each with a server; their URL, and a key of each node."""
+    """Run nodes of a site in this process, each with a server; yields their URL, and a key of each node."""
     engine = LastingEngine(FAMILIES)
     keys = [bytes([number * 80]) for number in range(NODES)]
     with ExitStack() as stack:
@@ -363,7 +363,7 @@ def node_sites() -> Iterator[tuple[str, list[bytes]]]:
 
 @contextmanager
 def before_calls(act: Callable[[], object]) -> Iterator[None]:
-    """Do something before each call of a server."""
+    """Call `act` before each call to a server."""
     invoke = Connection.invoke
 
     def invoke_after(connection: Connection, method: Any, request: object) -> Any:

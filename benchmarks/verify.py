@@ -1,15 +1,15 @@
-"""Do two sites agree?  `verify` beside what users of Spark compare tables with, on two cores.
+"""`floodmark verify` of two sites, beside the ways in which users of Spark compare tables, on two cores.
 
     make bench-verify                                        all of it, on a quiet machine: about half an hour
     make bench-verify ARGS="--quick --only agree"            a look
 
-Two sites with the same records are made once; a section has copies of them, and servers of its own.  Whoever
-reads them reads from these servers, except where Parquet files are named.  `verify` reads everything that
-decides whether records agree: keys, stamps, tombstones and hashes.  Its peers (`verify_peers.py`) read keys
-and hashes, and know nothing of what is under way.
+Two sites with the same records are made once; each section serves its own copies of them.  All sides read
+from these servers, unless a row names Parquet files.  `verify` reads everything that decides whether records
+agree: keys, stamps, tombstones and hashes.  Its peers (`verify_peers.py`) read keys and hashes, and cannot
+tell a change in flight from a difference.
 
-    agree    compare sites that agree and rest
-    live     compare them while both are written to and copy each other: whatever is reported is false
+    agree    compare sites that agree, without writes
+    live     compare them while both are written to and replicate: every difference that is reported is false
     watch    compare again after 1 % of the keys have changed
 """
 
@@ -66,14 +66,14 @@ HASHED_BY_SPARK: Final = f"{OUTER_JOIN}, hashes made by Spark"
 
 RECORDS: Final = 2_000_000
 QUICK_RECORDS: Final = 50_000
-# Of the keys, between two passes of a watch.
+# The share of the keys that change between two passes of a watch.
 CHANGED: Final = 0.01
-# Those that are written to while sites are compared.
+# The number of keys that are written to while the sites are compared.
 KEYS_WRITTEN: Final = 200_000
 
 OF_A_JOIN: Final = 0.9
 OF_A_FULL_PASS: Final = 10
-# Peers that keep tables in memory should not be slow for want of it.
+# Enough for the peers that cache tables in memory.
 MEMORY: Final = "4g"
 
 
@@ -113,7 +113,7 @@ def run_verify(spark: SparkSession, servers: Mapping[str, ServedSite]) -> Verify
 
 
 def records_per_second(records: int, compare: Callable[[], int]) -> float:
-    """Keys compared a second, where there must be no difference."""
+    """Keys compared a second.  Raises PeerFailed if `compare` counts a difference."""
     begun = perf_counter()
     found = compare()
     seconds = perf_counter() - begun
@@ -128,7 +128,7 @@ def records_per_second(records: int, compare: Callable[[], int]) -> float:
 def agree(
     spark: SparkSession, filled: Filled, directory: Path, options: argparse.Namespace
 ) -> Iterator[Line]:
-    """Everything is the same at both sites, and nobody writes."""
+    """Both sites hold the same records, and there are no writes."""
     with filled.served(directory) as servers:
         tell("agree: exporting to Parquet")
         files = export(spark, servers, directory)
@@ -140,7 +140,7 @@ def agree(
         samples = warm_turns("agree", timed(ways, options.records), options.repetitions)
     join = (OUTER_JOIN, Measure.of(samples[OUTER_JOIN]))
     for name, rates in samples.items():
-        remark = "exporting them is not in the time" if name.endswith(FROM_FILES) else ""
+        remark = "without the time of the export" if name.endswith(FROM_FILES) else ""
         work = f"compare 2 x {options.records:,} records"
         yield line(work, name, "records/s", rates, against=join, remark=remark)
     yield from held_against("  of the outer join's rate", samples, VERIFY, OUTER_JOIN, OF_A_JOIN)
@@ -151,7 +151,7 @@ def agree(
 def compare_served(
     spark: SparkSession, servers: Mapping[str, ServedSite], records: int
 ) -> dict[str, Callable[[], int]]:
-    """How each side counts the differences between two served sites."""
+    """For each side, a function that counts the differences between two served sites."""
 
     def count_drift() -> int:
         summary = run_verify(spark, servers)
@@ -169,7 +169,7 @@ def compare_served(
 
 
 def read_hashed(spark: SparkSession, url: str) -> DataFrame:
-    """Records as they are read without options, hashed here."""
+    """The keys and hashes of a site, hashed by Spark from values that the server sends."""
     return hash_values(read_site(spark, url))
 
 
@@ -183,7 +183,7 @@ def timed(ways: Mapping[str, Callable[[], int]], records: int) -> dict[str, Call
 
 
 def export(spark: SparkSession, servers: Mapping[str, ServedSite], directory: Path) -> list[Table]:
-    """What two sites hold as Parquet files."""
+    """Export both sites to Parquet files."""
     tables: list[Table] = []
     for name in SITES:
         path = str(directory / f"{name}.parquet")
@@ -196,11 +196,11 @@ def read_files(spark: SparkSession, path: str) -> DataFrame:
     return hash_values(spark.read.parquet(path))
 
 
-# Under way
+# While sites are written to
 
 
 def live(spark: SparkSession, filled: Filled, directory: Path, options: argparse.Namespace) -> Iterator[Line]:
-    """Both sites are written to and copy each other; when the writers have stopped, they agree."""
+    """Compare sites that are written to and replicate; after the writers have stopped, they must agree."""
     keys = filled.keys(KEYS_WRITTEN)
     with filled.served(directory) as servers, writing_to(servers, keys, directory) as writing:
         tables = [partial(read_hashes, spark, servers[name].url, NAMESPACE) for name in SITES]
@@ -231,7 +231,7 @@ def live(spark: SparkSession, filled: Filled, directory: Path, options: argparse
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """A comparison of sites that are written to: how long it took, what it reports, what it takes for lag."""
+    """A comparison of sites that are written to: its time, the keys it reports, those it counts as lag."""
 
     seconds: float
     reported: int
@@ -263,7 +263,7 @@ def lag_remark(passes: Sequence[Pass]) -> str:
 
 
 def wait_until_equal(spark: SparkSession, servers: Mapping[str, ServedSite], tables: Sequence[Table]) -> None:
-    """Return when nothing is under way any more, and make sure by other means that the sites are equal."""
+    """Wait until `verify` reports no lag, then check by a join that the sites are equal."""
     deadline = monotonic() + COPY_SECONDS_MAX
     while (summary := run_verify(spark, servers)).lag:
         if monotonic() > deadline:
@@ -278,7 +278,7 @@ def wait_until_equal(spark: SparkSession, servers: Mapping[str, ServedSite], tab
 def watch_changes(
     spark: SparkSession, filled: Filled, directory: Path, options: argparse.Namespace
 ) -> Iterator[Line]:
-    """A pass over what has changed, beside one over everything."""
+    """A pass over the keys that changed, beside a full pass."""
     changed = int(options.records * CHANGED)
     keys, seeds = filled.keys(changed * (options.repetitions + 1)), count()
     with filled.served(directory) as servers:
@@ -305,7 +305,7 @@ def watch_changes(
 
 
 def checked_seconds(take_pass: Callable[[], VerifySummary], compared: int) -> float:
-    """How long a pass took, which must have compared so many keys and found nothing."""
+    """The seconds of a pass.  Raises PeerFailed unless it compared `compared` keys and all agree."""
     begun = perf_counter()
     summary = take_pass()
     seconds = perf_counter() - begun

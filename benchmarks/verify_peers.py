@@ -1,13 +1,13 @@
-"""What users of Spark compare two tables with, each as it does best on the snapshots of two sites.
+"""The ways in which users of Spark compare two tables, each at its best on the snapshots of two sites.
 
-    datacompy    `SparkSQLCompare`: joins on the key, and counts what is only left, only right, or differs
-    exceptAll    the rows of one that the other has not, both ways
+    datacompy    `SparkSQLCompare`: joins on the key; counts rows only left, only right, or different
+    exceptAll    the rows that only one table has, in both directions
     outer join   on the key, by hand: rows in which the hashes differ or one is missing
 
-All of them get keys and 64-bit hashes, which is the least that they can be given: from a site by our reader
-(`rows=digests`: the server hashes, and values do not travel), or from Parquet files by Spark's own reader,
-with hashes made by Spark.  Hashes go to datacompy as text: it has no way to compare bytes, and subtracts
-numbers, which overflows.  What reads a table more than once keeps it in memory from the first time on.
+All of them compare keys and 64-bit hashes, the least input that they need: from a site by Floodmark's reader
+(`rows=digests`: the server hashes, and sends no values), or from Parquet files by Spark's own reader, hashed
+by Spark.  datacompy gets the hashes as text: it cannot compare bytes, and it subtracts numbers, which
+overflows.  The ways that read a table more than once cache it in memory.
 """
 
 import sys
@@ -26,7 +26,7 @@ with suppress(ImportError):
 
 DATACOMPY, EXCEPT_ALL, OUTER_JOIN = "datacompy", "exceptAll both ways", "outer join by hand"
 
-# From two tables of keys and hashes to the number of rows in which they differ.
+# Counts the keys in which two tables of keys and hashes differ.
 Compare: TypeAlias = Callable[[DataFrame, DataFrame], int]
 Table: TypeAlias = Callable[[], DataFrame]
 
@@ -40,12 +40,12 @@ def read_hashes(spark: SparkSession, url: str, namespace: str) -> DataFrame:
 
 
 def hash_values(records: DataFrame) -> DataFrame:
-    """The same of records that come with their values."""
+    """The keys and hashes of records that have their values."""
     return records.select("key", F.xxhash64("value").alias("digest"))
 
 
 def installed_peers() -> Mapping[str, Compare]:
-    """The ways that are here; datacompy may be missing."""
+    """The installed ways; if datacompy is missing, prints how to install it."""
     ways: dict[str, Compare] = {EXCEPT_ALL: compare_by_except, OUTER_JOIN: compare_by_join}
     if find_spec("datacompy") is not None:
         ways[DATACOMPY] = compare_by_datacompy
@@ -56,21 +56,21 @@ def installed_peers() -> Mapping[str, Compare]:
 
 
 def compare_by_join(left: DataFrame, right: DataFrame) -> int:
-    """Everything in one pass."""
+    """Count the keys whose hashes differ or that one table lacks, in one pass."""
     others = right.withColumnsRenamed({"key": "other_key", "digest": "other_digest"})
     joined = left.join(others, left["key"] == others["other_key"], "full_outer")
     return joined.where(~F.col("digest").eqNullSafe(F.col("other_digest"))).count()
 
 
 def compare_by_except(left: DataFrame, right: DataFrame) -> int:
-    """A key with another hash counts on both sides, and is one difference."""
+    """Count the keys of rows that only one table has; a key with two hashes counts once."""
     with _keeping(left, right):
         only = left.exceptAll(right).select("key").union(right.exceptAll(left).select("key"))
         return only.distinct().count()
 
 
 def compare_by_datacompy(left: DataFrame, right: DataFrame) -> int:
-    """What its report counts: rows that only one side has, and those that differ."""
+    """Count as datacompy's report does: the rows that only one table has, and those that differ."""
     texts = [frame.select("key", F.col("digest").cast("string")) for frame in (left, right)]
     with _keeping(*texts):
         comparison = datacompy.SparkSQLCompare(left.sparkSession, *texts, join_columns="key")
@@ -82,7 +82,7 @@ def compare_by_datacompy(left: DataFrame, right: DataFrame) -> int:
 
 @contextmanager
 def _keeping(*frames: DataFrame) -> Iterator[None]:
-    """Hold tables in memory, and let go of them at the end, with whatever else was kept meanwhile."""
+    """Cache tables in memory; at the end, clear Spark's whole cache."""
     for frame in frames:
         frame.persist()
     try:

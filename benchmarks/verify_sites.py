@@ -1,7 +1,7 @@
-"""Two sites that hold the same: filled, served, and written to while they are compared.
+"""Two sites that hold the same records: filled, served, and written to while they are compared.
 
-Half of the records were first written at each site, and came to the other over a link.  So at both of them
-half of the records carry their origin, as they do at sites that copy each other.
+Each site is the origin of half of the records, which came to the other over a link.  So at both sites half of
+the records carry their origin, as they do at sites that replicate in both directions.
 """
 
 import random
@@ -31,9 +31,9 @@ from floodmark.partition import FAMILIES
 from floodmark.replication.topology import default_site_id
 from floodmark.site.address import SiteAddress
 
-# However long it takes to compare sites that are written to.
+# The writers stop at the latest after this time.
 WRITING_SECONDS_MAX: Final = 3_600.0
-# Before the first comparison: links and writers have found their pace.
+# Before the first comparison, until links and writers run steadily.
 WARM_UP_SECONDS: Final = 10.0
 
 
@@ -46,7 +46,7 @@ class Filled:
 
     @contextmanager
     def served(self, home: Path) -> Iterator[dict[str, ServedSite]]:
-        """Servers over copies of the sites."""
+        """Serve copies of the sites."""
         with ExitStack() as stack:
             servers = {}
             for name in SITES:
@@ -55,7 +55,7 @@ class Filled:
             yield servers
 
     def keys(self, count: int) -> list[bytes]:
-        """The first of the keys, which are in no order."""
+        """The first `count` keys of the rows, which are in no order."""
         keys: list[bytes] = []
         for file in sorted(self.rows.path.iterdir()):
             for batch in pyarrow.parquet.ParquetFile(file).iter_batches(BATCH, columns=["key"]):
@@ -66,7 +66,7 @@ class Filled:
 
 
 def fill_sites(directory: Path, rows: Rows) -> Filled:
-    """Make two sites, write half of the rows to each, and let each have what the other wrote."""
+    """Make two sites, write half of the rows to each, and replicate them to the other."""
     ids = {name: default_site_id(name) for name in SITES}
     with ExitStack() as stack:
         sites = [stack.enter_context(open_site(directory / name, site_id=ids[name])) for name in SITES]
@@ -90,7 +90,7 @@ def addresses_of(servers: Mapping[str, ServedSite]) -> list[SiteAddress]:
 
 
 def change_keys(servers: Mapping[str, ServedSite], keys: Sequence[bytes], seed: int) -> None:
-    """Give keys new values at the first site, and bring them to the second."""
+    """Give keys new values at the first site, and replicate them to the second."""
     randomness = random.Random(seed)
     pairs = [(key, randomness.randbytes(VALUE_BYTES)) for key in keys]
     first, second = (servers[name] for name in SITES)
@@ -104,19 +104,19 @@ def change_keys(servers: Mapping[str, ServedSite], keys: Sequence[bytes], seed: 
 
 
 class Writing:
-    """Writers at all sites, which write until they are told to stop."""
+    """The writers at all sites, which write until `end` is called."""
 
     def __init__(self, stop: Path, writers: Sequence["Future[list[Span]]"]) -> None:
         self._stop = stop
         self._writers = writers
 
     def end(self) -> float:
-        """Tell them to stop; how many records a second they have written together."""
+        """Stop the writers; returns the records a second that they wrote together."""
         self._stop.touch()
         return sum(_records_per_second(each.result(ANSWER_SECONDS_MAX)) for each in self._writers)
 
     def require_running(self) -> None:
-        """Fail if a writer has ended by itself, so that what was measured was measured in peace."""
+        """Raise if a writer has already ended: the comparisons would then have run without writes."""
         for each in self._writers:
             if each.done():
                 each.result()
@@ -125,7 +125,7 @@ class Writing:
 
 @contextmanager
 def writing_to(servers: Mapping[str, ServedSite], keys: Sequence[bytes], home: Path) -> Iterator[Writing]:
-    """Links between all sites on Spark, and at each site a process that writes to some keys all the time."""
+    """Run links between all sites on Spark, and for each site a process that keeps writing to `keys`."""
     urls = {name: server.url for name, server in servers.items()}
     topology = share_served(servers, urls, [NAMESPACE, WARM_UP], epoch=2)
     stop = home / "stop"
@@ -147,7 +147,7 @@ def _write_until_stopped(server: ServedSite, keys: Sequence[bytes], stop: Path, 
 
 
 def _endless_batches(keys: Sequence[bytes], stop: Path, seed: int) -> Iterator[list[Pair]]:
-    """New values for keys picked at random, at every site from the same ones: some are written at both."""
+    """New values for random keys, until `stop` exists.  All sites draw from the same keys."""
     randomness = random.Random(seed)
     deadline = monotonic() + WRITING_SECONDS_MAX
     while not stop.exists() and monotonic() < deadline:
@@ -156,7 +156,7 @@ def _endless_batches(keys: Sequence[bytes], stop: Path, seed: int) -> Iterator[l
 
 @contextmanager
 def _changing_writer(server: ServedSite) -> Iterator[Write]:
-    """Puts all records but the first, whose key is deleted."""
+    """A writer that deletes the first key of a batch, and puts the other records."""
     with server.opened() as site:
         namespace = site.namespace(NAMESPACE)
 

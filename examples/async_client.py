@@ -1,4 +1,4 @@
-"""A site from asyncio: many tasks share a few connections, and one follows the changes.
+"""A site from asyncio: many tasks share a few connections, and one reads the changes.
 
 python examples/async_client.py
 """
@@ -11,7 +11,7 @@ from floodmark.server import serve
 
 
 async def visit(url: str) -> None:
-    """Count visits from twenty tasks, and follow them."""
+    """Count visits from twenty tasks; then write a user, and read the changes."""
     async with await floodmark.connect_async(url) as site:
         visits = await site.create_namespace("visits", merge="counter")
         await asyncio.gather(*(visits.add(b"home") for _ in range(20)))

@@ -26,7 +26,7 @@ FLOODMARK = [sys.executable, "-m", "floodmark.cli"]
 
 
 def send(site: floodmark.Site, recipient: bytes, number: int, *, atomic: bool) -> None:
-    """Send the message of a number, and let the badge count up to it."""
+    """Send message `number`, and set the badge to it."""
     messages, unread = site.namespace("messages"), site.namespace("unread")
     if atomic:
         with site.atomic() as batch:
@@ -38,7 +38,7 @@ def send(site: floodmark.Site, recipient: bytes, number: int, *, atomic: bool) -
 
 
 def is_right(site: floodmark.Site, recipient: bytes, *, atomic: bool) -> bool:
-    """Whether the badge counts up to the last message, and no further."""
+    """Whether the badge shows the number of the last message."""
     messages, unread = site.namespace("messages"), site.namespace("unread")
     if atomic:
         message, badge = site.read_atomic([(messages, recipient), (unread, recipient)])
@@ -54,7 +54,7 @@ def write(url: str, writer: int, start: int, *, atomic: bool) -> None:
             try:
                 send(site, RECIPIENTS[number % len(RECIPIENTS)], number, atomic=atomic)
             except (floodmark.Retryable, floodmark.OutcomeUnknown):
-                # A node was killed.  The batch is there whole, or not at all.
+                # A node was killed.  An atomic batch was then written as a whole, or not at all.
                 continue
             print(number, flush=True)
 
@@ -68,7 +68,7 @@ class Process:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, *options: str) -> str:
-        """Start it; its first line."""
+        """Start it; returns its first line."""
         self._process = subprocess.Popen([*self.command, *options], stdout=subprocess.PIPE)
         assert self._process.stdout is not None
         first = self._process.stdout.readline().decode()
@@ -81,14 +81,14 @@ class Process:
                 self.lines += 1
 
     def kill(self) -> None:
-        """End it as a crash would."""
+        """Kill it with SIGKILL, as a crash would."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
 
 class Readers:
-    """Threads that look at badges."""
+    """Threads that read badges, and count the wrong ones."""
 
     def __init__(self, url: str, *, atomic: bool) -> None:
         self.looks = self.wrong = 0
@@ -106,7 +106,7 @@ class Readers:
             try:
                 right = is_right(self._site, next(recipients), atomic=self._atomic)
             except floodmark.Retryable:
-                # Another node takes over, and the next look finds it.
+                # Another node takes over, and a later read reaches it.
                 continue
             with self._lock:
                 self.looks += 1
@@ -130,7 +130,7 @@ def prepare(url: str) -> None:
             try:
                 site.create_namespace(name)
             except floodmark.NamespaceExists:
-                # An earlier run has made it.
+                # An earlier run made it.
                 continue
             for recipient in RECIPIENTS[::2]:
                 site.split(name, recipient)
@@ -138,7 +138,7 @@ def prepare(url: str) -> None:
 
 
 def main(database: str, *, atomic: bool, kills: int, pause_seconds: float, site: str) -> int:
-    """Let writers and readers work, kill some, and say what readers saw; the exit code."""
+    """Run writers and readers, kill writers and nodes, print the results; returns the exit code."""
     pause, options = Event(), [] if atomic else ["--no-atomic"]
     serve = [*FLOODMARK, "serve", database, "--site", site, "--json", "--log-level", "error"]
     serve += ["--listen", "127.0.0.1:0", "--node"]

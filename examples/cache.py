@@ -1,9 +1,9 @@
-"""A cache beside a store, which follows the changes and never holds what the store does not.
+"""A cache beside a store, which catches up with the changes of the store.
 
-Where a data set is published, it takes what that has changed.
+When a data set has been published, the cache reads only the keys that it changed.
 
-The cache keeps its entries and how far it has come in one file, which is replaced as a whole.  So a process
-that is killed goes on from a whole file: it reads some changes twice, and misses none.
+One file holds the entries and the version up to which they have every change, and is replaced as a whole.  So
+a process that is killed resumes from a complete file: it reads some changes twice, and misses none.
 
     python cache.py URL CACHE    brings the cache up to date
 """
@@ -30,7 +30,7 @@ class Cache:
         self.values: dict[str, str] = stored["values"]
 
     def catch_up(self, site: floodmark.Site, namespace: str) -> None:
-        """Take in the changes since the last time; from the beginning, if those are collected."""
+        """Apply the changes since the last call; begin again with a snapshot if they are collected."""
         try:
             for item in site.changes(
                 namespace,
@@ -61,7 +61,7 @@ class Cache:
 
 
 def main() -> None:
-    """Bring a cache up to date, or show one in a temporary directory."""
+    """Bring a cache up to date; without arguments, demonstrate one in a temporary directory."""
     if len(sys.argv) == 3:
         with floodmark.connect(sys.argv[1]) as site:
             Cache(Path(sys.argv[2])).catch_up(site, "prices")

@@ -1,4 +1,4 @@
-"""Features from a Delta table into a site with Spark, and each change back into a Delta table once."""
+"""Load features from a Delta table into a site with Spark, and export each change to a Delta table once."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,14 +14,14 @@ from floodmark.spark.jobs import export
 
 
 def make_features(table: Path) -> None:
-    """What a nightly job would leave in the lake."""
+    """Write the Delta table that a nightly job would make."""
     features = {"user": ["ada", "alan", "grace"], "clicks": [3, 1, 2], "premium": [True, False, True]}
     deltalake.write_deltalake(table, pyarrow.table(features))
 
 
 def load_features(spark: SparkSession, table: Path, url: str) -> None:
     """Each row becomes a record: the user is its key, and the other columns are a JSON object."""
-    # The package names the table's files, and Spark reads them: it needs no jars for Delta.
+    # deltalake lists the files of the table and Spark reads them, so that Spark needs no jars for Delta.
     rows = spark.read.parquet(*deltalake.DeltaTable(table).file_uris())
     writer = rows.withColumnRenamed("user", "key").write.format("floodmark").mode("append")
     writer.option("namespace", "features").option("valueFormat", "json").save(url)

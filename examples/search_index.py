@@ -1,10 +1,11 @@
 """A full-text index that follows an ordered log: SQLite's FTS5, in a file of its own.
 
 Each document is written in one transaction with an entry of the log that names it.  The index and its
-position in the log are one SQLite transaction, so an indexer that is killed goes on where its index is.
+position in the log are updated in one SQLite transaction, so an indexer that is killed resumes where its
+index ends.
 
-A data set that is published in the place of all documents (docs/publishing.md) stands in no log.  The index
-takes the difference, document by document.
+A published data set, which replaces all documents (docs/publishing.md), is in no log.  The index reads its
+difference, document by document.
 
     python search_index.py URL INDEX    brings the index up to date
 """
@@ -43,9 +44,9 @@ class Library:
         self._site.run_transaction(work)
 
     def published(self, since: int | None) -> Iterator[tuple[int, Iterator[str]]]:
-        """The data sets published after a version, by version, each with the documents that it has changed.
+        """Yields the version of each data set published after `since`, and the documents that it changed.
 
-        Without a version, all documents: an index begins with them.
+        If `since` is None, yields all documents at once, with which an index begins.
         """
         versions = [each.since for each in self._site.generations.list("documents") if each.since is not None]
         if since is None:
@@ -70,7 +71,7 @@ class SearchIndex:
         )
 
     def catch_up(self, library: Library) -> None:
-        """Index what was changed since the last time, `BATCH` entries to a transaction."""
+        """Index the documents that changed since the last call, `BATCH` in a transaction."""
         row = self._database.execute("SELECT version FROM data_set").fetchone()
         for version, changed in library.published(None if row is None else row[0]):
             while some := set(islice(changed, BATCH)):
@@ -93,7 +94,7 @@ class SearchIndex:
         return None if row is None else LogPosition(*row)
 
     def _take(self, library: Library, names: Iterable[str], position: LogPosition | None = None) -> None:
-        """Index documents as they are now: a later entry of the log brings them again, if they change."""
+        """Index the current texts of documents; if one changes later, a later entry of the log names it."""
         with self._database:
             for name in names:
                 self._database.execute("DELETE FROM documents WHERE name = ?", (name,))
@@ -111,7 +112,7 @@ class SearchIndex:
         return [name for (name,) in found]
 
     def rows(self) -> dict[str, str]:
-        """All that is indexed."""
+        """The indexed documents, by name."""
         return dict(self._database.execute("SELECT name, text FROM documents"))
 
     def close(self) -> None:
@@ -120,7 +121,7 @@ class SearchIndex:
 
 
 def main() -> None:
-    """Bring an index up to date, or show one in a temporary directory."""
+    """Bring an index up to date; without arguments, demonstrate one in a temporary directory."""
     if len(sys.argv) == 3:
         with floodmark.connect(sys.argv[1]) as site:
             SearchIndex(Path(sys.argv[2])).catch_up(Library(site))

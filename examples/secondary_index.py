@@ -1,8 +1,8 @@
 """A secondary index beside its table: the row and its entries are one atomic batch.
 
-`users` says where each user lives, and `by_city` is its index: a key `<city>/<user>` for each.  A reader that
-takes both by an atomic read never finds a user without the entry, or the entry of a city that she has left,
-though a writer moves her all the time.
+`users` has the city of each user, and `by_city` is its index, with a key `<city>/<user>` for each user.  An
+atomic read of both never finds a user without her entry, or an entry of a city that she has left, even while
+a writer keeps moving her.
 """
 
 from tempfile import TemporaryDirectory
@@ -23,7 +23,7 @@ class Residents:
         self._by_city = site.create_namespace("by_city")
 
     def move(self, user: bytes, city: bytes) -> None:
-        """Let a user live in a city, and no longer in another."""
+        """Move a user to a city, and delete the index entry of the city that she leaves."""
         left = self._users.get(user)
         with self._site.atomic() as batch:
             batch.put(self._users, user, city)
@@ -32,11 +32,11 @@ class Residents:
             batch.put(self._by_city, city + b"/" + user, b"")
 
     def in_city(self, city: bytes) -> list[bytes]:
-        """The users of a city, by the index."""
+        """The users of a city, read from the index."""
         return [key.removeprefix(city + b"/") for key, _ in self._by_city.scan(prefix=city + b"/")]
 
     def is_right(self, user: bytes) -> bool:
-        """Whether the index has the city of a user, and no other."""
+        """Whether the index has an entry for the city of a user, and for no other city."""
         entries = [(self._by_city, city + b"/" + user) for city in CITIES]
         city, *found = self._site.read_atomic([(self._users, user), *entries])
         return [entry is not None for entry in found] == [each == city for each in CITIES]
@@ -44,7 +44,7 @@ class Residents:
 
 with TemporaryDirectory() as directory, floodmark.open(directory, site="oslo") as site:
     residents = Residents(site)
-    # Table and index lie in partitions of their own.
+    # Put the entries of Oslo and Rome into another partition than the table.
     site.split("by_city", b"n")
     for user, city in ((b"ada", b"oslo"), (b"alan", b"rome"), (b"grace", b"oslo")):
         residents.move(user, city)

@@ -10,12 +10,12 @@ import floodmark
 from floodmark.server import serve
 from floodmark.spark import open_session
 
-# The fields that are wanted of the values, which are JSON, and of the changes themselves.
+# The fields to read from the JSON values, and the type of each change.
 VISITS = "user string, at timestamp, _change_type string"
 
 
 def count_visits(spark: SparkSession, url: str, checkpoint: Path) -> None:
-    """Take in the changes since the last time, and store the counts that they have changed."""
+    """Process the changes since the last run, and store the counts that they changed."""
     changes = (
         spark.readStream.format("floodmark")
         .schema(VISITS)
@@ -26,7 +26,7 @@ def count_visits(spark: SparkSession, url: str, checkpoint: Path) -> None:
     )
     counts = (
         changes.where("_change_type = 'upsert'")
-        .withWatermark("at", "10 minutes")  # a minute's count is forgotten when none can come any more
+        .withWatermark("at", "10 minutes")  # Spark drops its state of a minute 10 minutes later
         .groupBy("user", F.window("at", "1 minute").alias("minute"))
         .count()
     )
@@ -41,7 +41,7 @@ def count_visits(spark: SparkSession, url: str, checkpoint: Path) -> None:
         counts.writeStream.outputMode("update")
         .foreachBatch(store)
         .option("checkpointLocation", str(checkpoint))
-        .trigger(availableNow=True)  # without this line it would go on until it is stopped
+        .trigger(availableNow=True)  # without this line, the query runs until it is stopped
         .start()
     )
     query.awaitTermination()

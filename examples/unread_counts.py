@@ -12,22 +12,22 @@ from datetime import timedelta
 import floodmark
 from floodmark import Delivery, Namespace, SubscriptionOptions, Transaction
 
-# How long a worker may take for one message, and its successor has to wait for those that it had begun with.
+# Limit for one message; a successor waits at most so long for a message that a killed worker had begun.
 TIMEOUT = timedelta(seconds=5)
 
 
 def count(transaction: Transaction, unread: Namespace, delivery: Delivery) -> None:
-    """A message `<recipient>/<number>` was sent, or deleted because it was read."""
+    """Count a message `<recipient>/<number>` that was sent, or deleted because it was read."""
     recipient, _, _ = delivery.change.key.partition(b"/")
     transaction.add(unread, recipient, 1 if delivery.change.value is not None else -1)
     transaction.acknowledge(delivery)
 
 
 def run(site: floodmark.Site, *, follow: bool = True) -> None:
-    """Count messages as they come; without `follow`, those that there are."""
+    """Count messages as they arrive; without `follow`, only those that have arrived."""
     unread = site.namespace("unread")
     options = SubscriptionOptions(follow=follow)
-    # Whoever comes with the same name takes over at once.
+    # A worker that subscribes with the same holder takes over at once.
     with site.subscribe("unread-counts", "messages", holder="counter", options=options) as messages:
         for delivery in messages:
             with site.transaction(timeout=TIMEOUT) as transaction:

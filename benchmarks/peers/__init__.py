@@ -1,4 +1,4 @@
-"""What users would pick instead of Floodmark, each durable and on loopback, behind one small protocol."""
+"""The alternatives to Floodmark, each durable and on loopback, behind one small protocol."""
 
 from benchmarks.peers.base import Client, KeyServer, Peer, PeerFailed, Server, Write, scratch_directory
 from benchmarks.peers.measure import (

@@ -1,10 +1,10 @@
-"""Each peer by itself: what it loads, how fast it is read, and what its clients wait for.
+"""Measure each peer alone: its load, catch-up and live tail, and the latencies of its clients.
 
     python -m benchmarks.peers --records 100000
     python -m benchmarks.peers --records 20000 --only redis --only nats
 
-Peers that are not installed are skipped, and it is said how to install them.  Not for a comparison with
-Floodmark, which takes turns with them in one run; for trying a peer and its configuration.
+Peers that are not installed are skipped, with a line that says how to install them.  Use this to try a peer
+and its configuration; to compare peers with Floodmark, use the benchmarks that run all sides in turn.
 """
 
 import argparse
@@ -34,7 +34,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = ("put", "get")
 
 def main() -> None:
     options = parse_arguments()
-    # Whoever ends this run politely has the servers ended, too.
+    # SIGTERM raises SystemExit, so that the servers are stopped too.
     signal.signal(signal.SIGTERM, _exit)
     chosen = [peer for peer in PEERS if not options.only or peer.name in options.only]
     heading = describe_machine()
@@ -67,7 +67,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def measure(name: str, server: Server, options: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    """Everything about one peer, as names and texts."""
+    """All measurements of one peer, as pairs of name and text."""
     records = make_pairs(options.records, seed=42)
     tell(f"{name}: load")
     yield "load, records/s", f"{measure_load(server, records, options.batch):,.0f}"
@@ -100,7 +100,7 @@ def measure_clients(server: KeyServer, pairs: list[Pair], seconds: float) -> Ite
 
 
 def render(heading: Mapping[str, str], columns: Mapping[str, Mapping[str, str]]) -> str:
-    """The table, one column a peer, with what was run where above it."""
+    """The table with one column for each peer, below the description of the machine and the servers."""
     works = dict.fromkeys(work for column in columns.values() for work in column)
     lines = [("", *columns)]
     lines += [(work, *(column.get(work, "") for column in columns.values())) for work in works]

@@ -1,9 +1,9 @@
-"""What a benchmark asks of the systems that users would pick instead, and how their servers are run.
+"""The protocol of the alternatives to Floodmark, and the processes of their servers.
 
-A `Peer` can be missing; `running` starts its real server on loopback, durable, with the configuration
-that stands beside this file, and ends it.  The `Server` that it yields holds only an address: it may be
-handed to other processes, in which its clients then run.  A key appears once in what is loaded or
-written in one call, as it would in a batch of ours.
+A `Peer` may not be installed.  `running` starts its real server on loopback, durable, with the configuration
+beside this file, and stops it at the end.  The `Server` that it yields holds only an address, so it can be
+passed to the processes of clients.  One call that loads or writes has each key at most once, as a batch of
+Floodmark has.
 """
 
 import os
@@ -27,7 +27,7 @@ INSTALL_CLIENTS: Final = "pip install -r benchmarks/peers/requirements.txt"
 
 START_SECONDS_MAX: Final = 30.0
 STOP_SECONDS_MAX: Final = 15.0
-# For any one answer or change to come.
+# Limit for one answer, and for the next change of a stream.
 ANSWER_SECONDS_MAX: Final = 30.0
 POLL_SECONDS: Final = 0.05
 LOG_LINES_SHOWN: Final = 20
@@ -47,13 +47,13 @@ class Client(Protocol):
     """One connection for point operations; used by one thread."""
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Return when it is on disk."""
+        """Returns when the record is on disk."""
 
     def get(self, key: bytes) -> bytes | None: ...
 
 
 class Call(NamedTuple):
-    """A put of the value, or a get that must find it."""
+    """A put of `value`, or a get that must return it."""
 
     key: bytes
     value: bytes
@@ -65,26 +65,26 @@ class PipelinedClient(Client, Protocol):
     """A connection that sends several calls before it reads the first answer."""
 
     def pipeline(self, calls: Sequence[Call]) -> Sequence[bytes | None]:
-        """What the gets found, in their order; all puts are on disk."""
+        """Returns the results of the gets, in order, when all puts are on disk."""
 
 
 class Server(Protocol):
     """A running peer."""
 
     def facts(self) -> Mapping[str, str]:
-        """Its version and what makes it durable, as the server itself states it."""
+        """Its version and its durability settings, as the server itself reports them."""
 
     def load(self, records: Sequence[Pair], batch: int) -> None:
         """Append changes of new keys, as fast as the peer can make them durable."""
 
     def catch_up(self, count: int) -> int:
-        """Read and decode at least so many changes from the very first on; return how many were seen."""
+        """Read and decode changes from the first one on until `count` were read; returns their number."""
 
     def writer(self) -> AbstractContextManager[Write]:
-        """A connection whose calls write a batch whole, and return when it is on disk."""
+        """Yields a function that writes a batch as a whole, and returns when it is on disk."""
 
     def tail(self) -> AbstractContextManager[Iterator[Sequence[Pair]]]:
-        """Decoded changes in groups as they arrive, beginning with what is written after entering."""
+        """Yields decoded changes in groups as they arrive, from the first write after entering."""
 
 
 @runtime_checkable
@@ -92,13 +92,13 @@ class KeyServer(Server, Protocol):
     """A running peer that also finds values by their keys."""
 
     def fill(self, records: Sequence[Pair], batch: int) -> None:
-        """Put what the point operations will find."""
+        """Put the records that the point operations will read."""
 
     def client(self) -> AbstractContextManager[Client]: ...
 
 
 class Peer(Protocol):
-    """Something that users would pick instead."""
+    """An alternative to Floodmark."""
 
     @property
     def name(self) -> str: ...
@@ -110,13 +110,13 @@ class Peer(Protocol):
     def running(self, directory: Path) -> AbstractContextManager[Server]:
         """A server with its data in a new folder of `directory`, for as long as the context is open.
 
-        The server may run as another user, who must be able to enter `directory`: `scratch_directory`
-        makes one that fits.
+        The server may run as another user, which needs permission to enter `directory`;
+        `scratch_directory` grants it.
         """
 
 
 def count_changes(groups: Iterable[Sequence[Pair]], count: int) -> int:
-    """Read groups of changes until there were so many."""
+    """Read groups until they held at least `count` changes; returns the number read."""
     seen = 0
     for group in groups:
         seen += len(group)
@@ -143,7 +143,7 @@ def require(name: str, facts: Mapping[str, str], promised: Mapping[str, str]) ->
 
 
 def find_program(name: str, *directories: Path) -> Path | None:
-    """A program in the folders given, beside the interpreter, or on the path; the first that is there."""
+    """The first match in `directories`, beside the interpreter and on the path; None if there is none."""
     beside = Path(sys.executable).parent
     path = os.pathsep.join([*map(str, directories), str(beside), os.environ.get("PATH", os.defpath)])
     found = shutil.which(name, path=path)
@@ -155,7 +155,7 @@ def has_modules(*names: str) -> bool:
 
 
 def free_port() -> int:
-    """A port that nobody listens on at this moment."""
+    """A port that is free at this moment."""
     with socket.create_server((LOOPBACK, 0)) as listener:
         port: int = listener.getsockname()[1]
     return port
@@ -163,7 +163,7 @@ def free_port() -> int:
 
 @contextmanager
 def scratch_directory(parent: Path) -> Iterator[Path]:
-    """A new directory that goes away again, and that servers under another user can enter."""
+    """A temporary directory that servers under another user can enter."""
     with tempfile.TemporaryDirectory(prefix="floodmark-peers-", dir=parent) as name:
         directory = Path(name).resolve()
         directory.chmod(directory.stat().st_mode | ENTER)
@@ -181,14 +181,14 @@ def check_others_can_enter(directory: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerProcess:
-    """A server that was started here, and the file that it writes its log to."""
+    """The process of a server, and its log file."""
 
     name: str
     process: subprocess.Popen[bytes]
     log: Path
 
     def wait_until_ready(self, ask: Callable[[], Answer], not_yet: tuple[type[Exception], ...]) -> Answer:
-        """Ask until there is an answer; `not_yet` are the errors of a server that is still starting."""
+        """Call `ask` until it succeeds; errors in `not_yet` mean that the server is still starting."""
         deadline = monotonic() + START_SECONDS_MAX
         while True:
             try:
@@ -205,7 +205,7 @@ class ServerProcess:
             raise PeerFailed(f"{self.name} ended while starting:\n{self._ending()}")
 
     def stop(self, with_signal: signal.Signals) -> None:
-        """End this one process, by force if it does not end by itself."""
+        """Send a signal and wait; kill the process if it has not ended after `STOP_SECONDS_MAX`."""
         self.process.send_signal(with_signal)
         try:
             self.process.wait(STOP_SECONDS_MAX)
@@ -227,7 +227,7 @@ def server_process(
     user: str | None = None,
     stop_signal: signal.Signals = signal.SIGTERM,
 ) -> Iterator[ServerProcess]:
-    """A server that lives in `directory` as long as the context, and no longer than this process."""
+    """Run a server in `directory` while the context is open.  With setpriv, it ends with this process too."""
     log = directory / "server.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -236,7 +236,7 @@ def server_process(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            # Ctrl-C is for the benchmark, which then stops the server; not for both at once.
+            # Ctrl-C must reach only the benchmark, which then stops the server.
             start_new_session=True,
             user=user,
             group=user,
@@ -250,6 +250,6 @@ def server_process(
 
 
 def _ended_with_this_process(stop_signal: signal.Signals) -> list[str]:
-    # The kernel sends the signal also if this process is killed and cannot stop anything any more.
+    # The kernel sends the signal even if this process is killed and cannot stop the server itself.
     program = shutil.which("setpriv")
     return [] if program is None else [program, "--pdeathsig", stop_signal.name.removeprefix("SIG")]

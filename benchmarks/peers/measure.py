@@ -1,8 +1,8 @@
-"""The same measurements for every peer, and for ours: what is handed in only has to fit the protocols.
+"""The measurements of every peer and of Floodmark, through the protocols of `base.py`.
 
-Clients run in processes of their own, because thirty-two threads of one Python process measure its lock
-and not the server: of gets from Redis they managed a third of what they did in four processes.  All
-processes of a machine share the clock that `perf_counter` reads, so their moments can be compared.
+Clients run in several processes, because thirty-two threads of one Python process measure its lock and not
+the server: they made a third as many gets from Redis as in four processes.  All processes of a machine share
+the clock that `perf_counter` reads, so their times can be compared.
 """
 
 import multiprocessing
@@ -32,7 +32,7 @@ from benchmarks.peers.base import (
 )
 
 PROCESSES: Final = 4
-# For clients to connect: one, and each.
+# Time for clients to connect: once, and for each client.
 STARTING_SECONDS: Final = 2.0
 CONNECTING_SECONDS: Final = 0.02
 TAIL_BATCH: Final = 50
@@ -40,7 +40,7 @@ TAIL_RECORDS_PER_SECOND: Final = 5_000
 TAIL_WARM_UP_BATCHES: Final = 10
 
 Operation: TypeAlias = Literal["put", "get", "mix"]
-# Of so many calls, one is a put.
+# One of this many calls is a put.
 PUT_EVERY: Final[Mapping[Operation, float]] = {"put": 1, "mix": 5, "get": inf}
 OpenClient: TypeAlias = Callable[[], AbstractContextManager[Client]]
 OpenWriter: TypeAlias = Callable[[], AbstractContextManager[Write]]
@@ -56,7 +56,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Latency:
-    """In seconds."""
+    """Mean and percentiles, in seconds."""
 
     mean: float
     p50: float
@@ -70,9 +70,9 @@ class Latency:
 
 @dataclass(frozen=True, kw_only=True)
 class Tail:
-    """How long a change takes to be seen, from two moments of the call that wrote it.
+    """The time until a reader sees a change, from the begin and from the return of the write.
 
-    Seen from its return, a latency is negative where the reader was told before the writer.
+    From the return, it is negative if the reader had the change before the write returned.
     """
 
     since_begun: Latency
@@ -82,21 +82,21 @@ class Tail:
 
 @dataclass(frozen=True, kw_only=True)
 class Points:
-    """Point operations of several clients together."""
+    """The latency and rate of point operations, over all clients."""
 
     latency: Latency
     per_second: float
 
 
 def measure_load(server: Server, records: Sequence[Pair], batch: int) -> float:
-    """Records a second."""
+    """Load the records; returns records a second."""
     begun = perf_counter()
     server.load(records, batch)
     return len(records) / (perf_counter() - begun)
 
 
 def measure_catch_up(server: Server, count: int) -> float:
-    """Changes a second."""
+    """Catch up on `count` changes; returns changes a second."""
     begun = perf_counter()
     seen = server.catch_up(count)
     seconds = perf_counter() - begun
@@ -117,10 +117,10 @@ def measure_tail(
     records_per_second: float = TAIL_RECORDS_PER_SECOND,
     writer_pool: Executor | None = None,
 ) -> Tail:
-    """Write batches at a fixed rate, and note when a reader in this process sees each change.
+    """Write batches at a fixed rate, and record when a reader in this process sees each change.
 
-    The writer gets a process of its own, for which `open_writer` has to be picklable; give a pool of
-    threads for what lives in this process only.  The first batches warm up and are not counted.
+    The writer runs in its own process, so `open_writer` must be picklable; for a site of this process, pass
+    a thread pool as `writer_pool`.  The first batches are a warm-up and are not counted.
     """
     batches = list(in_batches_of(batch, records))
     if len(batches) <= TAIL_WARM_UP_BATCHES:
@@ -142,7 +142,7 @@ def measure_tail(
 
 
 def write_at_rate(open_writer: OpenWriter, batches: Iterable[Sequence[Pair]], interval: float) -> list[Span]:
-    """Begin a batch each interval, or as soon as the one before it has returned."""
+    """Begin a batch each interval, or when the previous one has returned, if that is later."""
     spans = []
     with open_writer() as write:
         start = perf_counter()
@@ -168,7 +168,7 @@ def _moments_seen(
             if len(moments) == len(records):
                 break
     except PeerFailed:
-        # If the writer failed, its error is the one that explains why nothing came.
+        # If the writer failed, its error is the cause: raise that one.
         if writing.done():
             writing.result()
         raise
@@ -189,11 +189,11 @@ def measure_points(
     processes: int = PROCESSES,
     pool: Executor | None = None,
 ) -> Points:
-    """Let clients work through the pairs for some seconds; a get must find what the pair says.
+    """Run clients over the pairs for `seconds`; a get must return the value of its pair.
 
-    Counted is what fell between the moment when the last client was at work and the one when the first
-    had finished.  All finish at the same moment.  The latency is that of a whole
-    pipeline.  A `pool` of as many processes is used if given.
+    Only calls while all clients were running are counted: after the last client began, and before the first
+    one ended.  All clients stop at the same time.  A latency is that of a whole pipeline.  A `pool`, if
+    given, must have at least `processes` processes.
     """
     if len(pairs) < clients:
         raise PeerFailed(f"{clients} clients need as many pairs to work on, and got {len(pairs)}")
@@ -211,7 +211,7 @@ def measure_points(
 
 
 def points_of(clients_spans: Sequence[Sequence[Span]], pipeline: int = 1) -> Points:
-    """What the calls of all clients come to, while all of them were at work."""
+    """The result over the calls that were made while all clients were running."""
     low = max(spans[0].begun for spans in clients_spans)
     high = min(spans[-1].returned for spans in clients_spans)
     counted = [
@@ -233,7 +233,7 @@ def run_clients(
     until: float,
     pipeline: int = 1,
 ) -> list[list[Span]]:
-    """Some clients, each in a thread of this process, at work until a moment of `perf_counter`."""
+    """Run each client in a thread of this process until `perf_counter()` reaches `until`."""
     with ThreadPoolExecutor(len(shares)) as pool:
         pending = [pool.submit(_work, open_client, operation, share, until, pipeline) for share in shares]
         return [each.result() for each in pending]
@@ -242,7 +242,7 @@ def run_clients(
 def _work(
     open_client: OpenClient, operation: Operation, pairs: Sequence[Pair], until: float, pipeline: int
 ) -> list[Span]:
-    """What one client does."""
+    """Run one client: a put that is not counted, then calls until `until`."""
     numbered = enumerate(cycle(pairs), 1)
     calls = (Call(*pair, is_put=number % PUT_EVERY[operation] == 0) for number, pair in numbered)
     spans: list[Span] = []
@@ -274,20 +274,20 @@ def _call(client: Client, calls: Sequence[Call]) -> Sequence[bytes | None]:
 
 
 def client_processes(count: int) -> ProcessPoolExecutor:
-    """Processes for clients, which end with this one, however it ends."""
+    """A pool of processes for clients, which end with this process, even if it is killed."""
     context = multiprocessing.get_context("spawn")
     return ProcessPoolExecutor(count, mp_context=context, initializer=_end_with_parent)
 
 
 def wait_started(pool: Executor, count: int) -> None:
-    """Return when so many processes of a pool have started, which takes seconds on a busy machine."""
+    """Wait until `count` processes of a pool have started, which takes seconds on a busy machine."""
     seen: set[int] = set()
     while len(seen) < count:
         seen |= {*pool.map(_tell_process, range(count))}
 
 
 def _tell_process(_: int) -> int:
-    # So that one process does not answer for all.
+    # Keep this process busy, so that the other tasks go to other processes.
     time.sleep(0.05)
     return os.getpid()
 

@@ -1,9 +1,9 @@
 """NATS JetStream: one stream in files, synced before each acknowledgement.
 
-A message holds the length of its key in a byte, the key, and the value.  Batches that are seen whole need a
-server of 2.12 or later, and cost each message two headers, which the client is slow to parse; so the load,
-from which catching up is measured, publishes messages without headers and pays by a sync for each, and only
-the writer of the live tail sends batches.  Readers are ordered consumers, which need no acknowledgements.
+A message holds the length of its key in one byte, the key, and the value.  Atomic batches need a server of
+2.12 or later, and add two headers to each message, which the client is slow to parse.  So the load, which
+catching up reads, publishes messages without headers, each with its own sync; only the writer of the live
+tail sends batches.  Readers are ordered consumers, which need no acknowledgements.
 """
 
 import asyncio
@@ -47,14 +47,14 @@ if TYPE_CHECKING:
 DURABLE: Final = {"sync_always": "True"}
 STREAM: Final = "CHANGES"
 SUBJECT: Final = "changes"
-# The first with batches that are seen whole; syncing always came with 2.10.
+# The first version with atomic batches; `sync_interval: always` came with 2.10.
 VERSION_MIN: Final = (2, 12)
 BATCH_MAX: Final = 1_000
 VERSION_SECONDS_MAX: Final = 10.0
 
 
 class Nats:
-    """The peer."""
+    """NATS JetStream as a peer."""
 
     name = "nats"
 
@@ -157,7 +157,7 @@ class NatsServer:
 
 
 class Reader:
-    """Collects what is delivered while its loop runs; the loop runs while someone waits for a group."""
+    """Collects delivered messages; its event loop runs only while a caller waits for the next group."""
 
     def __init__(self) -> None:
         self._group: list[Pair] = []
@@ -190,7 +190,7 @@ class Reader:
 
 
 async def _publish_each(connection: "Connection", records: Sequence[Pair]) -> None:
-    """Messages of their own, all acknowledged when this returns."""
+    """Publish each record as its own message; returns when all are acknowledged."""
     stream = connection.jetstream(publish_async_max_pending=len(records))
     async with asyncio.timeout(ANSWER_SECONDS_MAX):
         pending = [await stream.publish_async(SUBJECT, encode_change(*record)) for record in records]
@@ -198,7 +198,7 @@ async def _publish_each(connection: "Connection", records: Sequence[Pair]) -> No
 
 
 async def _publish_whole(connection: "Connection", records: Sequence[Pair], batch_id: str) -> None:
-    """One batch: the last message commits it, and its answer says that all are on disk."""
+    """Publish one atomic batch; the last message commits it, and its reply confirms that all are on disk."""
     if len(records) > BATCH_MAX:
         raise PeerFailed(f"NATS takes at most {BATCH_MAX:,} messages in a batch, and got {len(records):,}")
     *others, last = records
@@ -219,7 +219,7 @@ def encode_change(key: bytes, value: bytes) -> bytes:
 
 
 async def _is_told_later(_: Exception) -> None:
-    """Errors in the background: whoever waits for an answer is told by its absence."""
+    """Ignore background errors: the call that waits for an answer times out."""
 
 
 def _version(program: Path) -> tuple[int, ...]:

@@ -1,15 +1,15 @@
 """PostgreSQL: one table, and logical decoding by its own plugin, pgoutput, in binary form.
 
-psycopg has no call for the streaming replication protocol, but hands out libpq, which has: a reader takes
-messages off the connection as they come and cuts key and value out of them.  A pipe from pg_recvlogical
-was no faster, with or without decoding behind it: the server's side decides.  A message about an inserted or
-updated row, within the frame of the replication protocol:
+psycopg has no call for the streaming replication protocol, but exposes libpq, which has: a reader receives
+messages from the connection and cuts key and value out of them.  A pipe from pg_recvlogical was no faster,
+with or without decoding its output: the server is the bottleneck.  A message about an inserted or updated
+row, within the frame of the replication protocol:
 
     'w' | start 8 | end 8 | clock 8 | 'I' or 'U' | relation 4 | 'N' | columns 2 | column ...
     column: 'b' | length 4 | bytes
 
-Every reader has a replication slot of its own, which goes with its connection: a copy of the one that was
-made before the first change, or a new one that begins now.
+Every reader has its own temporary replication slot: a copy of the slot that was made before the first change,
+or a new one that begins now.
 """
 
 import os
@@ -84,13 +84,13 @@ KEY_LENGTH_AT: Final = KIND_AT + 9
 KEY_AT: Final = KEY_LENGTH_AT + 4
 COLUMN_HEAD_BYTES: Final = 5
 REPLY_ASKED_AT: Final = 17
-# A status that confirms nothing, so that the slot stays where it is.
+# A status update that confirms no position, so that the slot does not advance.
 STILL_HERE: Final = b"r" + bytes(33)
 GROUP: Final = 1_000
 
 
 class Postgres:
-    """The peer."""
+    """PostgreSQL as a peer."""
 
     name = "postgres"
 
@@ -222,19 +222,19 @@ class PostgresClient:
 
 
 def find(program: str) -> Path | None:
-    """A program of PostgreSQL; Debian keeps those of each version apart, and off the path."""
+    """Find a program of PostgreSQL; Debian installs each version in its own directory, not on the path."""
     return find_program(program, *sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True))
 
 
 def initialize(initdb: Path, data: Path, user: str | None) -> None:
-    """Make the directory of a server, for the role ROLE and with the configuration beside this file."""
+    """Make a data directory with the role `ROLE` and the configuration beside this file."""
     options = ["--auth=trust", f"--username={ROLE}", "--encoding=UTF8", "--no-locale"]
     make_directory([initdb, *options], data, user)
     shutil.copyfile(HERE / "postgresql.conf", data / "postgresql.conf")
 
 
 def make_directory(command: Sequence[str | Path], data: Path, user: str | None) -> None:
-    """Run a program that makes the directory of a server.  Raises PeerFailed if it fails."""
+    """Run a program that makes the data directory `data`.  Raises PeerFailed if it fails."""
     done = subprocess.run(
         [*command, "-D", str(data)],
         cwd=data.parent,
@@ -257,7 +257,7 @@ def _command(connection: "pq.abc.PGconn", command: str, expected: int) -> None:
 
 
 def _changes(connection: "pq.abc.PGconn") -> Iterator[Sequence[Pair]]:
-    """Groups of what has arrived, for as long as something arrives in time."""
+    """Decoded changes in groups as they arrive.  Raises PeerFailed if no message arrives in time."""
     receive = connection.get_copy_data
     group: list[Pair] = []
     while True:

@@ -1,6 +1,6 @@
 """Redis: a stream for the changes, plain keys for the point operations, the append-only file always synced.
 
-redis-py turns every entry of a stream into a dictionary; here its replies are taken as hiredis parsed them,
+redis-py turns every entry of a stream into a dictionary.  This module uses replies as hiredis parses them,
 which is nearly twice as fast.  An entry is `[id, ["k", key, "v", value]]`.
 """
 
@@ -43,7 +43,7 @@ BLOCK_SECONDS: Final = ANSWER_SECONDS_MAX / 2
 
 
 class Redis:
-    """The peer."""
+    """Redis as a peer."""
 
     name = "redis"
 
@@ -151,7 +151,7 @@ class RedisClient:
 
 
 def _changes(connection: "redis.Redis", last: bytes) -> Iterator[Sequence[Pair]]:
-    """Pages of what comes after an entry, for as long as something comes in time."""
+    """Pages of the entries after the id `last`.  Raises PeerFailed if none arrives in time."""
     connection.set_response_callback("XREAD", _as_it_is)
     execute: Callable[..., Any] = connection.execute_command
     block_ms = int(BLOCK_SECONDS * 1000)

@@ -1,4 +1,4 @@
-"""The peers that there are, and those of them that are here."""
+"""The list of all peers, and which of them are installed."""
 
 import sys
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ PEERS: Final[tuple[Peer, ...]] = (Postgres(), Redis(), Nats())
 
 
 def installed_peers(peers: Sequence[Peer] = PEERS) -> list[Peer]:
-    """The peers that can run; of each other one it is said aloud how to get it."""
+    """The installed peers; for each other one, prints to stderr how to install it."""
     present = []
     for peer in peers:
         if peer.is_installed():
