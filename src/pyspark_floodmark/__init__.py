@@ -1,4 +1,4 @@
-"""Found by Spark, which looks for modules named `pyspark_*`: the format `floodmark` needs no registration."""
+"""The format `floodmark` without registration: Spark imports `DefaultSource` of modules named `pyspark_*`."""
 
 from floodmark.spark.source.source import FloodmarkSource as DefaultSource
 

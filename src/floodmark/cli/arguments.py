@@ -1,8 +1,9 @@
 """Functions as commands, and the arguments and options that many of them share.
 
 A parameter is declared as `Annotated[type, "METAVAR", "help"]`: without a default an argument, with one the
-option `--its-name`.  The metavar says how the text is read (`READERS`), and can be left out; a dict at the
-end goes to Typer.  `OpenSite`, `Output` and dataclasses, whose fields are options, are made of others.
+option `--its-name`.  The metavar selects the parser of the text (`READERS`), and can be left out; a dict at
+the end is passed to Typer.  `OpenSite`, `Output` and dataclasses, whose fields are options, are built from
+other arguments.
 """
 
 from collections.abc import Callable
@@ -48,10 +49,10 @@ def parse(read: Callable[[str], Result]) -> Callable[[Any], Result]:
 
 
 def read_since(text: str) -> "Since":
-    """A beginning: a word for it, a version, a time, or a place within a snapshot.
+    """Parse where changes begin: a word, a version, a time, or a place within a snapshot.
 
-    `snapshot` stands for every key as it is now, `beginning` for the first change of all, `now` for only what
-    is to come.
+    `snapshot` stands for every key as it is now, `beginning` for the first change of all, `now` for later
+    changes only.
 
     >>> read_since("now"), read_since("411225436913926252"), read_since("411225436913926252@0x000001616461")
     ('now', 411225436913926252, Resolved(version=411225436913926252, snapshot=b'\\x00\\x00\\x01ada'))
@@ -124,7 +125,7 @@ class KeyOptions:
     prefix: Annotated[bytes | None, "KEY", "Only keys that start with this."] = None
 
     def given(self) -> dict[str, Any]:
-        """The arguments of functions that read a range."""
+        """The options as arguments of functions that read a range."""
         return {**asdict(self), "start_key": self.start_key or b""}
 
 
@@ -135,7 +136,7 @@ def given(**options: Any) -> dict[str, Any]:
 
 # Commands
 
-# What stands for an argument in an example that is derived.
+# The sample values of arguments in derived examples.
 _SAMPLES: Final = {"SITE": "data/oslo", "DIRECTORY": "data/oslo", "NAMESPACE": "users", "KEY": "ada"}
 
 
@@ -178,7 +179,7 @@ class Commands(typer.Typer):
 
 
 def adapt(function: Callable[..., None]) -> Callable[..., None]:
-    """A function as Typer calls it, with all its arguments and options as parameters."""
+    """Wrap a function for Typer, with all its arguments and options as parameters."""
     own: dict[str, tuple[Any, Any]] = {}
     shared: dict[str, tuple[Any, Any]] = {}
     made: dict[str, Any] = {}
@@ -213,7 +214,7 @@ def adapt(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _declare(name: str, annotation: Any, default: Any) -> Parameter:
-    """A parameter in Typer's terms; an annotation that is so already stays."""
+    """A parameter in Typer's terms; an annotation that is already Typer's stays as it is."""
     kind, *words = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
     if words and isinstance(words[0], str):
         attributes = words.pop() if isinstance(words[-1], dict) else {}

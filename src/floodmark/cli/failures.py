@@ -134,7 +134,7 @@ _HINTS: Final[dict[type[errors.FloodmarkError], str]] = {
     errors.SiteLocked: "if it is a server, use its URL in the directory's place: grpc://HOST:PORT",
     errors.VersionInFuture: "leave out --at to read the present",
 }
-# Messages in terms of the command, likewise.
+# Messages in terms of the command, with the details of the error in braces.
 _MESSAGES: Final[dict[type[errors.FloodmarkError], str]] = {
     errors.NamespaceNotFound: "no namespace {namespace!r}",
     errors.NamespaceExists: "namespace {namespace!r} is already there",
@@ -156,7 +156,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def report(error: Exception, *, debug: bool, json: bool) -> int:
-    """Print the message and a hint to stderr, as one JSON object if that is asked for; the exit code."""
+    """Print the message and a hint to stderr, with `json` as one JSON object; returns the exit code."""
     code = exit_code(error)
     message, hint = _words(error, code)
     console = console_on(sys.stderr)

@@ -22,7 +22,7 @@ def _zeros() -> list[int]:
 
 @dataclass
 class Load:
-    """What went to a partition in each of some intervals, the oldest first."""
+    """The writes, reads and written bytes of a partition in each interval, the oldest first."""
 
     writes: list[int] = field(default_factory=_zeros)
     reads: list[int] = field(default_factory=_zeros)
@@ -51,7 +51,7 @@ def measure(
     from_ms: int,
     to_ms: int,
 ) -> HeatReport:
-    """The load between two moments: as servers have counted it, or as the change log of a directory tells."""
+    """The load between two moments, as counted by servers or, for a directory, in its change log."""
     loads = {each.id: Load() for each in partitions}
     is_served = any(each.place for each in site.host.router.maps.map.partitions)
     if is_served:

@@ -58,7 +58,7 @@ class SparkChoice:
 
 @dataclass(frozen=True)
 class Job:
-    """A running Spark and the room of jobs.  A signal sets `stop`; `in_order`, the job polls it."""
+    """A Spark session, and functions to run on it.  A signal sets `stop`; with `in_order`, jobs poll it."""
 
     functions: Any
     session: Any
@@ -67,7 +67,7 @@ class Job:
     in_order: bool
 
     def run(self, name: str, *arguments: object, **options: object) -> Any:
-        """Run a function of the room of jobs."""
+        """Run a function of `floodmark.spark.jobs`."""
         if self.in_order:
             options["stop"] = self.stop
         function = getattr(self.functions, name)
@@ -111,13 +111,13 @@ def spark_job(choice: SparkChoice, what: str, *, in_order: bool = False) -> Iter
 
 @contextmanager
 def _cancelling(cancel: Callable[[], None], stop: Event) -> Iterator[None]:
-    """Cancel Spark's work when `stop` is set: from another thread, for this one waits for Spark."""
+    """Cancel Spark's work when `stop` is set, from another thread: this one waits for Spark."""
     ended = Event()
 
     def look() -> None:
         while not ended.wait(_CANCEL_SECONDS):
             if stop.is_set():
-                # The session may be gone by now, and the next look is soon.
+                # The session may have ended; if not, the next poll tries again.
                 with suppress(Exception):
                     cancel()
 

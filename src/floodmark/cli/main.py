@@ -1,4 +1,4 @@
-"""The `floodmark` command: where its commands are, and one place where everything ends."""
+"""The `floodmark` command: the table of its commands, and the one place that turns errors into exit codes."""
 
 import os
 import sys
@@ -113,7 +113,7 @@ class LazyGroup(TyperGroup):
 
 @cache
 def _build(name: str) -> Any:
-    """A command, made of its function, or a group of commands."""
+    """Import a command or a group of commands, and build it."""
     place, help_text = COMMANDS[name]
     module, _, attribute = place.partition(":")
     found = getattr(import_module(f"floodmark.cli.{module}"), attribute)
@@ -155,11 +155,11 @@ app.callback(invoke_without_command=True, help=HELP)(adapt(root))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; its exit code."""
+    """Run the command; returns its exit code."""
     _replace_closed_streams()
     owns_process.set(arguments is None)
     if owns_process.get():
-        # gRPC's own log is no JSON, and tells nothing that our errors and logs do not.
+        # gRPC's own log is not JSON, and adds nothing to Floodmark's errors and logs.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     show_trace.set(os.environ.get("FLOODMARK_DEBUG", "") not in ("", "0"))
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -167,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = _run(words)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader has what it wanted, as in `| head`.
+        # The reader has closed the pipe, as in `| head`.
         _discard_stdout()
         return DONE
     except (KeyboardInterrupt, typer.Abort):

@@ -1,6 +1,6 @@
 """The pages of commands that run until Ctrl-C: `--metrics`, for Prometheus and for monitors.
 
-A page shows what the command knows.  It is ready when the work has begun.
+A page shows the state of the command's work, and is ready once that has begun.
 """
 
 from abc import abstractmethod
@@ -27,13 +27,13 @@ from floodmark.server.serving import parse_listen
 if TYPE_CHECKING:
     from floodmark.server.web import WebServer
 
-# A scrape waits so long for the targets of links, and then shows what they told before.
+# A scrape waits this long for the targets of links, and then shows their last answers.
 ASK_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsOptions:
-    """Where a command serves its pages."""
+    """The options about a command's pages."""
 
     metrics: Annotated[
         str | None, "HOST:PORT", "Where to serve /metrics, /health, /healthz and /readyz over HTTP."
@@ -42,7 +42,7 @@ class MetricsOptions:
 
 
 class CommandPage(Page):
-    """The page of a command, with what a monitor asks of it."""
+    """The page of a command: its metrics, its readiness and its alarms."""
 
     @abstractmethod
     def why_not_ready(self) -> str | None:
@@ -55,7 +55,7 @@ class CommandPage(Page):
 
 @contextmanager
 def serving_page(page: CommandPage, options: MetricsOptions) -> Iterator["WebServer | None"]:
-    """Serve a page, if that is asked for."""
+    """Serve a page within the block; yields None without `--metrics`."""
     if options.metrics is None:
         yield None
         return
@@ -74,7 +74,7 @@ def serving_page(page: CommandPage, options: MetricsOptions) -> Iterator["WebSer
 
 
 class ReplicateMetrics(CommandPage):
-    """The links of `replicate`, as their targets tell of them."""
+    """The links of `replicate`, as their targets report them."""
 
     def __init__(self) -> None:
         self._summarize: Callable[[], TopologySummary] | None = None
@@ -84,7 +84,7 @@ class ReplicateMetrics(CommandPage):
         super().__init__()
 
     def watch(self, summarize: Callable[[], TopologySummary]) -> None:
-        """The links run from now on."""
+        """Record that the links run; `summarize` requests their state from the targets."""
         self._summarize = summarize
 
     def why_not_ready(self) -> str | None:
@@ -127,7 +127,7 @@ class FeedRunMetrics(CommandPage):
         super().__init__()
 
     def watch(self, tell: Callable[[], RunnerStatistics]) -> None:
-        """The runner is there from now on."""
+        """Record that there is a runner; `tell` returns its statistics."""
         self._tell = tell
 
     def why_not_ready(self) -> str | None:

@@ -1,4 +1,4 @@
-"""Where a site is, and how a command opens it: in a directory, or behind the URL of its server.
+"""The location of a site, which is a directory or the URL of its server, and how a command opens it.
 
 Only `init`, `serve` and `demo` make a site: a typo must not leave an empty one.
 """
@@ -82,7 +82,7 @@ def is_url(location: str) -> bool:
 
 
 def location_fields(location: str) -> dict[str, str | None]:
-    """Where a site is, for programs: its `directory` or its `url`.
+    """The location of a site as JSON fields: its `directory` or its `url`.
 
     >>> location_fields("data/oslo"), location_fields("grpc://oslo:7100")
     ({'directory': 'data/oslo'}, {'url': 'grpc://oslo:7100'})
@@ -91,7 +91,7 @@ def location_fields(location: str) -> dict[str, str | None]:
 
 
 def show_location(location: str) -> str:
-    """Where a site is, for people."""
+    """The location of a site, for people."""
     return show_bytes(os.fsencode(location))
 
 

@@ -1,4 +1,4 @@
-"""Ending on purpose: the first signal asks, the second one ends the process at once."""
+"""Stopping by signals: the first one requests a clean end, the second one ends the process at once."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -10,14 +10,14 @@ from types import FrameType
 from typing import Final
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-# As shells have it: the exit code of what a signal has ended.
+# As in shells: a process that a signal has ended has this plus the signal's number as its exit code.
 _EXIT_CODES: Final = 128
 # Within this time a main thread that can run has handled the signal.
 _HANDLED_SECONDS: Final = 0.2
 
 
 class Received:
-    """The signal that has come, if any."""
+    """The signal that was received, if any."""
 
     def __init__(self) -> None:
         self._number: int | None = None
@@ -28,7 +28,7 @@ class Received:
 
     @property
     def exit_code(self) -> int | None:
-        """That of a command which the signal has kept from its work; None as long as there is none.
+        """The exit code of a command that the signal has ended; None without a signal.
 
         >>> received = Received()
         >>> received.take(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Where the `floodmark` command begins: the version is printed before anything large is imported."""
+"""The entry point of `floodmark`: `--version` is answered before anything large is imported."""
 
 import sys
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ COMMANDS: Final = "floodmark.cli.main"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; its exit code."""
+    """Run the command; returns its exit code."""
     if list(sys.argv[1:] if arguments is None else arguments) == ["--version"]:
         print(f"floodmark {__version__}")
         return 0

@@ -2,7 +2,7 @@
 
 A caller shows a bearer token or a client certificate.  The file holds only the SHA-256 of each token; a plain
 hash is enough for 256 random bits.  Two entries of one name let a token be rotated without a gap.  The file
-is looked at again at most once a second; one that cannot be used leaves the last grants in force.
+is checked for changes at most once a second; if it is invalid, the last grants stay in force.
 """
 
 import hashlib
@@ -31,8 +31,8 @@ NAME_CHARACTERS_MAX: Final = 128
 
 _log = logging.getLogger("floodmark.server")
 
-# What tells one state of a file from another.  An editor that replaces the file changes the inode, one
-# that writes into it the times or the size, and a change of rights the last time.
+# Differs after every change of a file.  An editor that replaces the file changes the inode, one that writes
+# into it the times or the size, and a change of rights the last time.
 _State: TypeAlias = tuple[int, int, int, int]
 
 
@@ -57,7 +57,7 @@ class Caller:
         return self.role >= role and (self.namespaces is None or namespace in self.namespaces)
 
     def require(self, role: Role, namespace: str | None) -> None:
-        """Refuse an act that is not allowed."""
+        """Raise NotAllowed unless the caller has `role` in a namespace; None stands for the whole site."""
         if not self.may(role, namespace):
             raise NotAllowed(
                 f"{self.name!r} has role {self.role} {_say_where(self.namespaces)}, and this needs role "
@@ -78,12 +78,12 @@ class Caller:
             )
 
     def is_expired(self, now_ms: int) -> bool:
-        """Whether the grant's time is over."""
+        """Whether the grant has expired."""
         return self.expires_at is not None and self.expires_at <= datetime.fromtimestamp(now_ms / 1000, UTC)
 
 
 class Access(Protocol):
-    """What a server asks about each request."""
+    """Authenticates the caller of each request."""
 
     def authenticate(self, token: str | None, certificate: str | None) -> Caller:
         """The caller with this token or certificate name; NotAuthenticated if it is unknown."""
@@ -96,7 +96,7 @@ class OpenAccess:
     _anonymous: Final = Caller("anonymous", Role.ADMIN)
 
     def authenticate(self, token: str | None, certificate: str | None) -> Caller:
-        """The one caller that there is."""
+        """The anonymous administrator, whatever the credentials."""
         return self._anonymous
 
 
@@ -104,7 +104,7 @@ OPEN_ACCESS: Final = OpenAccess()
 
 
 class PeerAccess:
-    """Lets the other nodes of a site in by their token, and asks another access about all other callers."""
+    """Authenticates the other nodes of a site by their token, and all other callers by another access."""
 
     def __init__(self, access: Access, token: str) -> None:
         self._access = access
@@ -118,14 +118,14 @@ class PeerAccess:
 
 
 class OneToken:
-    """Lets one caller in, who reads, by a token that was made for the occasion."""
+    """Authenticates a single caller, with the role `read`, by one token."""
 
     def __init__(self, name: str, token: str) -> None:
         self._caller = Caller(name, Role.READ)
         self._digest = _digest(token)
 
     def authenticate(self, token: str | None, certificate: str | None) -> Caller:
-        """The caller, if it shows the token."""
+        """The caller; NotAuthenticated if the token is another."""
         if token is None or not hmac.compare_digest(_digest(token), self._digest):
             raise NotAuthenticated("this is not the token; open the link that was printed at the start")
         return self._caller
@@ -226,7 +226,7 @@ class AccessFile:
 
 
 def hash_token(token: str) -> str:
-    """What the access file holds of a token.
+    """The hash of a token, as `token_sha256` in the access file has it.
 
     >>> hash_token("open sesame")
     '41ef4bb0b23661e66301aac36066912dac037827b4ae63a7b1165a5aa93ed4eb'
@@ -240,7 +240,7 @@ def new_token() -> str:
 
 
 def require_safe_listening(host: str, *, tls: bool, access: bool, insecure: bool) -> None:
-    """Refuse to be reached from other machines without encryption and access control."""
+    """Refuse to listen where other machines can connect, without encryption and access control."""
     if insecure or (tls and access) or is_loopback(host):
         return
     missing = " and ".join(["no TLS certificate"] * (not tls) + ["no access file"] * (not access))
@@ -273,7 +273,7 @@ class _Grants:
         return len(self.by_digest) + len(self.by_certificate)
 
     def by_token(self, token: str) -> Caller | None:
-        """Compares with every entry to the end, so that the time taken tells nothing about any of them."""
+        """The caller with a token, or None.  Compares it with every entry, so that timing reveals nothing."""
         shown, found = _digest(token), None
         for digest, caller in self.by_digest:
             if hmac.compare_digest(digest, shown):
@@ -290,7 +290,7 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     expires_at: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
 
     def digest(self) -> bytes | None:
-        """The bytes of the hash.  The text is never repeated: it may be a token, put there by mistake."""
+        """The bytes of the hash.  Errors do not show the text: it may be a token, put there by mistake."""
         if self.token_sha256 is None:
             return None
         try:
@@ -361,7 +361,7 @@ def _refuse(path: Path, problem: str) -> InvalidConfiguration:
 
 
 def _digest(token: str) -> bytes:
-    # A header may hold any bytes, and what is not text must be refused, not fail.
+    # A header may hold any bytes: one that is not text must be refused as unknown, not fail here.
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 

@@ -1,8 +1,8 @@
 """Admission control: a server with many writes on their way delays the read versions of new transactions.
 
 A transaction begins with a read version.  A delay there slows clients down before they have done any work,
-and leaves the server time to finish the writes that it has taken.  Clients that cache read versions ask for
-each while answers are slow (`site/read_versions.py`).
+and leaves the server time to finish the writes that it has accepted.  Clients use cached read versions only
+while answers are quick (`site/read_versions.py`), so the delay reaches them too.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,19 +15,19 @@ from floodmark.model.errors import Retryable
 from floodmark.model.limits import READ_VERSIONS_DELAYED_MAX, WRITES_QUEUED_MAX
 from floodmark.server.counters import ServerMetrics
 
-# With more writes on their way, read versions are delayed; and for how long.
+# Read versions are delayed while more writes than this are on their way, for at most this long.
 WRITES_UNDELAYED: Final = 1_000
 DELAY_MS_MAX: Final = 1_000
-# The first and the longest pause between two looks at the queue.
+# The first and the longest pause between two checks of the queue.
 PAUSE_MS_FIRST: Final = 10
 PAUSE_MS_MAX: Final = 250
 _sleep: Final = Event().wait
 
 
 class Admission:
-    """The writes that a server has taken and not answered.  Safe to use from many threads.
+    """Counts the writes that a server has accepted and not answered.  Safe to use from many threads.
 
-    `queues` returns the lengths of further queues of writes.
+    Each function in `queues` returns the length of a further queue of writes.
     """
 
     def __init__(
@@ -42,17 +42,17 @@ class Admission:
         self._undelayed = undelayed
         self._sleep = sleep
         self._lock = Lock()
-        # Of the delayed, `_queued` are counted by one of the queues.
+        # `_delayed` callers wait for a read version; one of the queues counts `_queued` of them as well.
         self._writing = self._delayed = self._queued = 0
         metrics.show_queue(self.queued)
 
     def queued(self) -> int:
-        """How many writes are on their way."""
+        """The number of writes on their way."""
         return self._writing + sum(queue() for queue in self.queues) - self._queued
 
     @property
     def delays(self) -> bool:
-        """Whether many writes are on their way."""
+        """Whether so many writes are on their way that read versions are delayed."""
         return self.queued() > self._undelayed
 
     @contextmanager
@@ -72,7 +72,7 @@ class Admission:
                 self._writing -= 1
 
     def delay_read_version(self, *, queued: bool = False) -> None:
-        """Return when few writes are on their way, or after a second; Retryable if too many callers wait.
+        """Wait until few writes are on their way, at most a second; Retryable if too many callers wait.
 
         With `queued`, one of the queues counts the call itself.
         """

@@ -1,4 +1,4 @@
-"""Calls of ports, each behind its declaration (`model/actions.py`).
+"""Calls of ports, each checked against its declaration (`model/actions.py`).
 
 Feeds and subscriptions belong to the namespace that they read; to a caller limited to other namespaces they
 do not exist.  Running a feed and consuming a subscription need the role "write": both store positions and
@@ -27,7 +27,7 @@ from floodmark.wire.messages import Method, port_methods
 
 
 def call_handlers(host: Host, ports: Iterable[Port] = PORTS) -> list[Handler]:
-    """What can be called on a host, each call behind its declaration."""
+    """The handlers of all calls of a host's ports."""
     return [
         Handler(method, _Call(host, port, method))
         for port in ports
@@ -36,7 +36,7 @@ def call_handlers(host: Host, ports: Iterable[Port] = PORTS) -> list[Handler]:
 
 
 class _Call:
-    """One method of a port, behind its declaration."""
+    """One method of a port, called after the checks of its declaration."""
 
     def __init__(self, host: Host, port: Port, method: Method[Any]) -> None:
         self._host = host
@@ -79,7 +79,7 @@ class _Call:
         except NamespaceNotFound as error:
             if caller.namespaces is None:
                 raise
-            # The site would name those that there are.
+            # The site's own error would list the existing namespaces.
             named = error.details.get("namespace")
             raise NamespaceNotFound(
                 f"no namespace {named!r}; an administrator of it can create it", namespace=named
@@ -96,7 +96,7 @@ class _Call:
                 caller.require(role, self._namespace_of(caller, scope, arguments["name"]))
 
     def _namespace_of(self, caller: Caller, scope: Scope, name: str) -> str:
-        """The namespace of a feed or subscription; to a limited caller, those of others are not there."""
+        """The namespace of a feed or subscription; not found if a limited caller may not read it."""
         store = self._host.feeds if scope is Scope.FEED else self._host.subscriptions
         if caller.namespaces is None:
             return store.find(name).spec.namespace
@@ -109,7 +109,7 @@ class _Call:
         raise SubscriptionNotFound(f"no subscription {name!r:.200} {where}", subscription=name)
 
     def _as_owner(self, caller: Caller, owned: Owned, arguments: Arguments) -> Arguments:
-        """The arguments in the name of the caller, whatever owner they name; refused if another's."""
+        """The arguments with the caller as owner; NotAllowed for a transaction of another caller."""
         if "transaction" in arguments:
             require_owner(caller, arguments["transaction"])
         if "owner" in arguments:
@@ -119,7 +119,7 @@ class _Call:
 
 
 def require_role(caller: Caller, role: Role) -> None:
-    """Refuse a caller whose role is too low, wherever it holds it."""
+    """Refuse a caller whose role is too low, whatever its namespaces."""
     if caller.role < role:
         namespaces = caller.namespaces
         caller.require(role, None if namespaces is None else min(namespaces, default=None))

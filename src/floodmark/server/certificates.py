@@ -1,4 +1,4 @@
-"""When certificates expire, read from their DER: `ssl` tells this only of a peer that it has verified."""
+"""Expiry dates of certificates, read from their DER: `ssl` has them only for a peer that it verified."""
 
 import re
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from typing import Final
 from floodmark.model.errors import InvalidConfiguration
 
 _PEM: Final = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
-# The optional version of a certificate, and the two forms of a time.
+# The tags of a certificate's optional version, and of the two forms of a time.
 _VERSION: Final = 0xA0
 _FORMS: Final = {0x17: "%y%m%d%H%M%SZ", 0x18: "%Y%m%d%H%M%SZ"}
 
@@ -24,7 +24,7 @@ def first_expiry(pem: bytes) -> float:
 
 
 def _expiry(der: bytes) -> float:
-    """The end of `validity`.
+    """The end of a certificate's validity, in unix seconds.
 
     Certificate  { TBSCertificate { [version], serial, signature, issuer, validity, … }, … }
     validity     { not before, not after }

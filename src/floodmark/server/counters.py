@@ -1,4 +1,4 @@
-"""What a server counts of its requests: outcomes, durations, bytes and streams."""
+"""The counters of a server's requests: outcomes, durations, bytes and streams."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
@@ -76,7 +76,7 @@ class RequestTally:
         self.outcomes = {OUTCOMES[0]: 0}
 
     def add(self, seconds: float, outcome: str = OUTCOMES[0], *, number: int = 1) -> None:
-        """Count requests that have ended, each of which took so long."""
+        """Count `number` requests that have ended, each of which took `seconds`."""
         self.buckets[bisect_left(BUCKETS_SECONDS, seconds)] += number
         self.seconds += number * seconds
         self.outcomes[outcome] = self.outcomes.get(outcome, 0) + number
@@ -94,7 +94,7 @@ class RequestTally:
 
 
 def add_samples(samples: Iterable[Sample]) -> Iterable[Sample]:
-    """The samples, with those of one name and the same labels added up: a group has several tallies."""
+    """The samples, added up by name and labels: each action of a group has a tally of its own."""
     sums: dict[tuple[str, frozenset[tuple[str, str]]], Sample] = {}
     for sample in samples:
         key = sample.name, frozenset(sample.labels.items())
@@ -159,7 +159,7 @@ class ServerMetrics:
             registry=None,
         )
         self._time_ms = time_ms
-        # Of requests that many threads count, and of those that one thread counts.
+        # Tallies that many threads add to, under the lock; and tallies that one thread adds to.
         self._actions = {action: RequestTally() for action in (*sorted(actions), OTHER)}
         self._tallies: dict[str, RequestTally] = {}
         self._lock = Lock()
@@ -186,7 +186,7 @@ class ServerMetrics:
         self._sent.inc(size)
 
     def tally(self, action: str) -> RequestTally:
-        """The tally of an action that one thread counts."""
+        """The tally of an action whose requests a single thread counts."""
         return self._tallies.setdefault(action, RequestTally())
 
     def connection_cut(self) -> None:
@@ -200,7 +200,7 @@ class ServerMetrics:
         return {each.labels.get("outcome", "retried"): int(each.value) for each in totals}
 
     def counting_transactions(self, handle: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        """A handler of requests with `reads` that counts those which are transactions."""
+        """Wrap the handler of a request that has `reads`, to count the commits of transactions."""
 
         def counted(caller: Any, request: Any) -> Any:
             if request.reads is None:
@@ -216,7 +216,10 @@ class ServerMetrics:
         return counted
 
     def transaction(self, reads: ReadSet, error: FloodmarkError | None) -> None:
-        """Count a commit of a transaction that had read something, if it has ended by this error or none."""
+        """Count the commit of a transaction that had read something: done, or refused by a Conflict.
+
+        Any other error is not counted.
+        """
         if error is None or isinstance(error, Conflict):
             (self._committed if error is None else self._conflicts).inc()
             self._transaction_ages.observe(max(0, self._time_ms() - physical_ms(reads.since)) / 1_000)
@@ -230,7 +233,7 @@ class ServerMetrics:
         self._delayed.labels(outcome).inc()
 
     def show_queue(self, queued: Callable[[], float]) -> None:
-        """Let the page say how many writes are on their way."""
+        """Read the gauge of queued writes from `queued`."""
         self._queued.set_function(queued)
 
     def families(self, site: str) -> Iterator[Metric]:
@@ -253,7 +256,7 @@ class ServerMetrics:
             family.samples = [
                 sample._replace(labels={"site": site, **sample.labels})
                 for sample in family.samples
-                # The library adds the time at which a counter was made; a page of ours never had it.
+                # The library adds the time at which each counter was made; the page leaves it out.
                 if not sample.name.endswith("_created")
             ]
             yield family

@@ -1,4 +1,4 @@
-"""Point reads and writes: each request checked, allowed, and handed to its partition."""
+"""Point reads and writes: checks each request and its caller's rights, then calls the partition."""
 
 from collections.abc import Callable, Sequence
 from operator import attrgetter
@@ -44,7 +44,7 @@ from floodmark.wire.messages import (
     PartitionEntry,
 )
 
-# The calls of a partition that need nothing but their checks.
+# The calls that go to their partition after the checks, without further work.
 POINT_CALLS: Final = (
     messages.GET,
     messages.GET_FRESH,
@@ -59,7 +59,7 @@ POINT_CALLS: Final = (
     messages.DELETE_UNCHANGED,
     COMPARE_AND_SET,
 )
-# Those whose keys may lie in any partitions of the node.
+# The calls whose keys may lie in any partitions of the node.
 NODE_WIDE: Final = (
     messages.WRITE,
     messages.APPLY,
@@ -67,7 +67,7 @@ NODE_WIDE: Final = (
     messages.DELETE_UNCHANGED,
     messages.READ_BATCHES,
 )
-# Their arguments that are named.
+# The fields that are passed to the partition as keyword arguments.
 OPTIONS: Final = ("durable", "link", "batch", "reads", "transaction")
 # The steps that other nodes take at a partition.
 STEPS: Final = (
@@ -84,7 +84,7 @@ STEPS: Final = (
 )
 # A write may hold a whole commit.
 WRITE_BYTES_MAX: Final = COMMIT_BYTES_MAX + REQUEST_MARGIN_BYTES
-# Values beyond this are left out of an answer to get_many, and asked for again.
+# An answer to get_many ends once its values exceed this; the client requests the others again.
 GET_MANY_BYTES_MAX: Final = 4 * MIB
 
 
@@ -99,8 +99,8 @@ class Handler:
         read: Callable[[Partition, Any], Any] | None = None,
     ) -> None:
         self.method = method
-        # What is done with a request; and of one partition's, the partition, after all checks, and what is
-        # read there afterwards.
+        # `handle` does it all.  For a request to one partition, `enter` runs the checks and returns the
+        # partition; for a read, `read` then reads there.
         self.handle = handle
         self.enter = enter
         self.read = read
@@ -110,11 +110,11 @@ class Handler:
             self._bytes_max = REQUEST_MARGIN_BYTES
 
     def __call__(self, caller: Caller, body: bytes | memoryview) -> bytes:
-        """The answer to a request."""
+        """The encoded answer to an encoded request."""
         return self.method.encode_reply(self.handle(caller, self.decode(body)))
 
     def decode(self, body: bytes | memoryview) -> Any:
-        """A request that is not too large."""
+        """Decode a request; LimitExceeded if it is too large."""
         if len(body) > self._bytes_max:
             check_size(f"the request {self.method.name!r}", len(body), self._bytes_max)
         return self.method.decode_request(body)
@@ -139,24 +139,24 @@ def map_for(partitions: Sequence[Partition], namespaces: Sequence[bytes]) -> lis
 
 
 def check_read_set(keys: Sequence[bytes], among: Sequence[bytes]) -> list[bytes]:
-    """All keys of an atomic read, each of which its caller must be allowed to read."""
+    """All keys that the caller of an atomic read must have the right to read."""
     if len(keys) + len(among) > ATOMIC_READ_KEYS_MAX:
         raise LimitExceeded(f"an atomic read may name at most {ATOMIC_READ_KEYS_MAX:,} keys")
     return [*keys, *among] if keys else []
 
 
 class DataPlane:
-    """Answers frequent requests."""
+    """Answers the frequent requests: point calls, the map, leases, and the steps of other nodes."""
 
     def __init__(self, host: Host, guard: AccessGuard, leases: Leases) -> None:
         self._host = host
         self._guard = guard
         self._leases = leases
-        # Where RESP is served to clients of this server; 0 if it is not.
+        # The port at which clients of this server reach RESP; 0 if there is none.
         self.resp_port = 0
 
     def handlers(self) -> list[Handler]:
-        """The requests that it answers."""
+        """The handlers of these requests."""
         return [
             Handler(HELLO, self._hello),
             Handler(MAP, self._map),
@@ -182,7 +182,7 @@ class DataPlane:
         )
 
     def _map(self, caller: Caller, request: object) -> MapReply:
-        # The map of a node that was fenced refuses.
+        # Raises if this node was fenced: its map is then a `ClosedMap`.
         partitions = self._host.router.maps.map.overlapping(KeyRange())
         limits = partitions[0].limits
         owners = self._host.owners()
@@ -213,7 +213,7 @@ class DataPlane:
         Callable[[Caller, Any], Partition],
         Callable[[Partition, Any], Any] | None,
     ]:
-        """What answers a call, the part of it that checks, and for a read the other part."""
+        """The functions `handle`, `enter` and, for a read, `read` of a call's `Handler`."""
         fields = method.request.__struct_fields__
         has_at, has_since, has_reads = "at" in fields, "since" in fields, "reads" in fields
         name, has_one_key, names_others = method.call, "key" in fields, "among" in fields
@@ -263,7 +263,7 @@ class DataPlane:
     def _step(
         self, method: Method[Any]
     ) -> tuple[Callable[[Caller, Any], Any], Callable[[Caller, Any], Partition]]:
-        """What takes a step, and the part of it that checks."""
+        """The functions `handle` and `enter` of a step's `Handler`."""
         fields = method.request.__struct_fields__[1:]
         arguments, has_keys = attrgetter(*fields), "keys" in fields
 

@@ -1,18 +1,19 @@
-"""The messages in what a client sends, checked before gRPC takes them in.
+"""Checks the messages that a client sends, before gRPC receives them.
 
-Flight lets gRPC receive messages of any size and undo their compression before the sender is known.  So the
-relay reads along.  A connection of HTTP/2 begins with a fixed text; then come frames, of which only those
-with data matter:
+Flight lets gRPC receive messages of any size and decompress them before the sender is authenticated.  So the
+relay parses what it passes on.  A connection of HTTP/2 begins with a fixed text; frames follow, of which only
+those with data matter:
 
     frame      length: 3 bytes | type: 1 | flags: 1 | stream: 4 | payload
     message    compressed: 1 byte | length: 4 bytes | message         in the data of one stream, across frames
     field      number and kind: varint | length: varint | content     in a message, as Protocol Buffers
     2          the header of columns: a `Message` of Arrow's IPC, as a flatbuffer
-    1000       the columns, last in a message: a header behind them would count, and not be checked
+    1000       the columns, last in a message: a header after them would take effect without a check
 
-Arrow undoes the compression of columns when it takes a message in: kilobytes of zstd are gigabytes then.  So
-compressed columns are refused while their message is on its way, and so are padding and compressed messages,
-which our own clients never write.  Only the number of missing bytes is kept of each message.
+Arrow decompresses columns when it receives a message, and kilobytes of zstd can become gigabytes.  So
+compressed columns are refused while their message is still arriving, and so are padding and compressed
+messages, which Floodmark's own clients never send.  Of a message, only the header of its columns and the
+number of missing bytes are kept.
 """
 
 from struct import Struct
@@ -33,7 +34,7 @@ _HEADER, _COLUMNS = 2, 1000
 _VARINT, _FIXED_64, _BYTES, _FIXED_32 = 0, 1, 2, 5
 _VARINT_BYTES_MAX: Final = 10
 
-# Arrow's flatbuffers: which entry of a table holds what, and the types of a message's header.
+# Arrow's flatbuffers: the numbers of entries in tables, and the types of a message's header.
 _MESSAGE_TYPE, _MESSAGE_HEADER = 1, 2
 _DICTIONARY_DATA, _BATCH_COMPRESSION = 1, 3
 _DICTIONARY, _BATCH = 2, 3
@@ -43,24 +44,24 @@ _I32: Final = Struct("<i")
 
 
 class Refused(Exception):
-    """The client sends what it may not; the connection has to be cut."""
+    """The client sent something that is not allowed; its connection must be cut."""
 
 
 class Fields:
-    """Follows the bytes of one message, of which so many are `left`."""
+    """Parses the fields of one message as its bytes arrive; `left` bytes are missing."""
 
     __slots__ = ("_content_left", "_count", "_head", "_header", "_is_header", "left")
 
     def __init__(self, length: int) -> None:
         self.left = length
-        # The beginning of a field, up to its content, and what is missing of the content.
+        # The bytes of a field before its content, and the number of missing bytes of the content.
         self._head = b""
         self._content_left = self._count = 0
         self._is_header = False
         self._header = b""
 
     def feed(self, data: bytes, position: int, end: int) -> int:
-        """Take note of bytes that came; where the message ends, or they do."""
+        """Parse bytes that arrived; returns the position after them, or after the end of the message."""
         end = min(end, position + self.left)
         self.left -= end - position
         while position < end:
@@ -77,7 +78,7 @@ class Fields:
         return end
 
     def _begin_content(self, behind: int) -> None:
-        """Look at the beginning of a field, if all of it is there and so many bytes come behind it."""
+        """Parse the beginning of a field, if it is complete; `behind` bytes of the message follow it."""
         tag = _read_varint(self._head, 0)
         if tag is None:
             return
@@ -122,7 +123,7 @@ def _read_varint(data: bytes, position: int) -> tuple[int, int] | None:
 
 
 def may_be_compressed(header: bytes) -> bool:
-    """Whether the columns behind a header are compressed, or the header does not tell.
+    """Whether the columns after a header are compressed; True also for a header that cannot be read.
 
     >>> import pyarrow
     >>> message = pyarrow.ipc.read_message(pyarrow.record_batch({"n": [1, 2]}).serialize())
@@ -144,7 +145,7 @@ def may_be_compressed(header: bytes) -> bool:
 
 
 def _entry(data: bytes, table: int, index: int) -> int:
-    """Where an entry of a flatbuffer's table stands; 0 if the table has none."""
+    """The position of an entry of a flatbuffer's table; 0 if the table lacks it."""
     slots = table - _I32.unpack_from(data, table)[0]
     place = 4 + 2 * index
     if slots < 0 or place >= _U16.unpack_from(data, slots)[0]:
@@ -162,7 +163,7 @@ def _follow(data: bytes, place: int) -> int:
 
 
 class Messages:
-    """Follows the bytes of one connection from a client."""
+    """Parses the bytes of one connection from a client as they arrive."""
 
     __slots__ = (
         "_frame_left",
@@ -179,7 +180,7 @@ class Messages:
         self._preface_left = PREFACE
         # The beginning of a frame whose header is not complete yet.
         self._header = b""
-        # Of the frame at hand: what is missing, and the stream whose data it holds, if it does.
+        # Of the present frame: the number of missing bytes, and the stream of its data, 0 if it has none.
         self._frame_left = 0
         self._stream = 0
         self._is_ending = False
@@ -187,7 +188,7 @@ class Messages:
         self._streams: dict[int, Fields | bytes] = {}
 
     def feed(self, data: bytes) -> None:
-        """Take note of bytes that came; `Refused` before they may be passed on."""
+        """Parse bytes that arrived, before they are passed on; raises `Refused` if they must not be."""
         position = self._check_preface(data) if self._preface_left else 0
         end = len(data)
         while position < end:

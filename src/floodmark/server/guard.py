@@ -1,8 +1,8 @@
-"""What a request may ask for, and whether its caller may touch the namespaces and partitions that it names.
+"""Checks a request's arguments, and its caller's rights to the namespaces and partitions that it names.
 
-A client checks its users' arguments too, but any program may speak the protocol.  Partitions check what they
-store themselves (`partition/commit/entering.py`).  A key begins with the id of its namespace, and rights are
-given by name: names are kept here by id, and asked for again when an id is not known.
+A client checks its users' arguments too, but any program may speak the protocol.  Partitions themselves check
+the rows that they store (`partition/commit/entering.py`).  A key begins with the id of its namespace, and
+rights are granted by name: names are cached here by id, and listed again when an id is not known.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from floodmark.partition.commit.entering import QUALIFIED_BYTES_MAX, check_keys,
 from floodmark.partition.conflicts import check_write_conflicts
 from floodmark.server.access import Caller
 
-# A range may begin right behind the longest key.
+# A range may begin directly after the longest key.
 _BOUND_BYTES_MAX = QUALIFIED_BYTES_MAX + 1
 
 
@@ -47,11 +47,11 @@ class AccessGuard:
             caller.require(role, self._row(namespace).name)
 
     def require_namespace(self, caller: Caller, role: Role, namespace: int | None) -> None:
-        """The same by the id of a namespace; None stands for all of them."""
+        """Refuse a caller without a role in a namespace, given by its id; None stands for the whole site."""
         caller.require(role, None if namespace is None else self.name_of(namespace))
 
     def check_reads(self, caller: Caller, reads: ReadSet) -> None:
-        """Refuse what a caller cannot have read in a transaction: a conflict would tell of it."""
+        """Refuse a read set of keys to which the caller has no right: a conflict would reveal changes."""
         check_version(reads.since)
         if len(reads.keys) + len(reads.ranges) > TRANSACTION_KEYS_MAX:
             raise LimitExceeded(f"a transaction may read {TRANSACTION_KEYS_MAX:,} keys and ranges")
@@ -66,7 +66,7 @@ class AccessGuard:
                 self.require_keys(caller, role, named)
 
     def readable(self, caller: Caller) -> list[bytes]:
-        """What the keys begin with of the namespaces that a caller may read."""
+        """The key prefixes of the namespaces that a caller may read."""
         rows = self._host.namespaces.list_namespaces()
         return [
             encode_namespace(row.id)
@@ -75,13 +75,13 @@ class AccessGuard:
         ]
 
     def name_of(self, namespace: int) -> str:
-        """The name of a namespace."""
+        """The name of a namespace, given by its id; NamespaceNotFound if there is none."""
         if not 0 <= namespace < 1 << 8 * NAMESPACE_BYTES:
             raise _not_found(namespace)
         return self.name(encode_namespace(namespace))
 
     def name(self, namespace: bytes) -> str:
-        """The name of a namespace by the bytes that its keys begin with."""
+        """The name of a namespace, given by the prefix of its keys."""
         return self._row(namespace).name
 
     def _row(self, namespace: bytes) -> NamespaceRow:
@@ -101,7 +101,7 @@ class AccessGuard:
         return row
 
     def partition(self, partition_id: int) -> Partition:
-        """The partition of an id, if it is still there."""
+        """The partition with an id; PartitionMoved if there is none any more."""
         present = self._host.served.map
         if self._map is not present:
             partitions = {partition.id: partition for partition in present.partitions}
@@ -122,7 +122,7 @@ def _not_found(namespace: int) -> NamespaceNotFound:
 
 
 def check_size(what: str, size: int, size_max: int) -> None:
-    """Refuse what is too large to be handled at once."""
+    """Raise LimitExceeded if `size` is above `size_max`."""
     if size > size_max:
         raise LimitExceeded(
             f"{what} has {size:,} bytes; at most {size_max:,} are allowed. Ask for less at a time",
@@ -131,7 +131,7 @@ def check_size(what: str, size: int, size_max: int) -> None:
 
 
 def check_inside(partition: Partition, keys: Sequence[bytes]) -> None:
-    """Refuse keys that another partition has: the client's map is old."""
+    """Raise PartitionMoved if another partition has some of the keys: the client's map is out of date."""
     if not (partition.range.contains(min(keys)) and partition.range.contains(max(keys))):
         raise PartitionMoved(
             f"partition {partition.id} does not hold all of the keys; ask for the map again",
@@ -140,7 +140,7 @@ def check_inside(partition: Partition, keys: Sequence[bytes]) -> None:
 
 
 def check_namespace_range(namespace: bytes, keys: KeyRange) -> None:
-    """A range of qualified keys that begins and ends within one namespace."""
+    """Raise InvalidRange unless a range of qualified keys begins and ends within one namespace."""
     end = prefix_end(namespace)
     if (
         len(namespace) != NAMESPACE_BYTES
@@ -154,18 +154,21 @@ def check_namespace_range(namespace: bytes, keys: KeyRange) -> None:
 
 
 def check_version(version: Version | None) -> None:
-    """A version that a reader may ask for; None stands for the present."""
+    """Raise InvalidVersion unless a reader may ask for `version`; None stands for the present."""
     if version is not None and not 0 < version <= VERSION_MAX:
         raise InvalidVersion(f"{version} is not a version; versions are positive and have 64 bits")
 
 
 def check_position(version: Version | None) -> None:
-    """A version, or 0 for before everything."""
+    """Raise InvalidVersion unless `version` is valid, or 0 for the position before every change."""
     if version:
         check_version(version)
 
 
 def check_snapshot(place: bytes | None) -> None:
-    """A place in a snapshot is a qualified key, or empty for its beginning; a prefix marks a swap."""
+    """Raise InvalidKey if a place in a snapshot is too long.
+
+    It is a qualified key, or empty for the beginning; a prefix marks a swap.
+    """
     if place is not None and len(place) > QUALIFIED_BYTES_MAX + SWAP_PLACE_BYTES:
         raise InvalidKey(f"a place in a snapshot is a key, and this one has {len(place):,} bytes")

@@ -1,7 +1,7 @@
 """Liveness, readiness, alarms and metrics: four pages over plain HTTP, on a port of their own.
 
-A monitor asks while the server is busy, and without a credential.  A connection serves one request, and the
-number of connections and the time of each are bounded (`web.py`).
+A monitor can read them while the server is busy, and without a credential.  A connection serves one request,
+and the number of connections and the time of each are bounded (`web.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ _WEB: Final = "floodmark.server.web"
 _TEXT: Final = "text/plain; charset=utf-8"
 _METRICS: Final = "text/plain; version=0.0.4; charset=utf-8"
 
-# None says that all is well; a text says what is not.
+# Returns None if all is well, and otherwise a text about the problem.
 Check: TypeAlias = Callable[[], str | None]
 
 
@@ -36,8 +36,8 @@ def health_pages(
 ) -> "dict[str, Page]":
     """The four pages by their paths.
 
-    /health names everything that an operator should look at, such as a link that has fallen silent, which a
-    restart would not cure.
+    /health lists everything that an operator should look at, also what a restart would not cure, such as a
+    link that has fallen silent.
     """
     return {
         "/metrics": lambda: (HTTPStatus.OK, _METRICS, metrics()),
@@ -48,7 +48,7 @@ def health_pages(
 
 
 def load_web() -> Any:
-    """The module that serves pages.  It takes some 40 ms and 2 MB, which a server without pages saves."""
+    """Import the module that serves pages: some 40 ms and 2 MB, which a server without pages saves."""
     return import_module(_WEB)
 
 

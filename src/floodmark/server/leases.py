@@ -1,7 +1,7 @@
-"""Leases: versions that clients read, kept from garbage collection until the lease ends.
+"""Leases keep the versions that clients read from garbage collection, until they are released or expire.
 
 A client renews the lease of a version between its streams, and while it pauses.  Leases are not stored: after
-a restart a client asks again.
+a restart, a client takes a new one.
 """
 
 import secrets
@@ -40,7 +40,10 @@ class Leases:
         return len(self._leases)
 
     def hold(self, caller: str, version: Version, namespace: int, earlier: int | None) -> int:
-        """Hold a version of a namespace, then release the earlier lease; the number of the new one."""
+        """Hold a version of a namespace, then release the earlier lease; returns the new lease's number.
+
+        Raises Retryable if the clients together, or the caller alone, hold too many leases.
+        """
         if len(self._leases) >= LEASES_MAX:
             raise Retryable(f"clients hold {LEASES_MAX:,} versions, and no more can be held; try again later")
         renewed = None if earlier is None else self._leases.get(earlier)
@@ -62,7 +65,7 @@ class Leases:
         return number
 
     def release(self, caller: str, number: int) -> None:
-        """Release a lease.  One that has expired, or is another caller's, is left alone."""
+        """Release a lease.  Does nothing if it has expired or belongs to another caller."""
         with self._lock:
             lease = self._leases.get(number)
             if lease is None or lease.caller != caller:
@@ -71,7 +74,7 @@ class Leases:
         lease.held.close()
 
     def expire(self) -> None:
-        """Let go of what was not renewed."""
+        """Release every lease that was not renewed in time."""
         now_ms = self._time_source()
         with self._lock:
             over = [number for number, lease in self._leases.items() if lease.expires_at_ms <= now_ms]
@@ -80,7 +83,7 @@ class Leases:
             lease.held.close()
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release every lease."""
         with self._lock:
             leases = [self._remove(number) for number in list(self._leases)]
         for lease in leases:

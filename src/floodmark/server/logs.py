@@ -72,9 +72,9 @@ def configure_logging(
     level: str = "info",
     stream: TextIO | Path | None = None,
 ) -> Callable[[], None]:
-    """Send Floodmark's logs to stderr, a stream or a file, in the place of an earlier call; returns its undo.
+    """Send Floodmark's logs to stderr, a stream or a file, and no longer where an earlier call sent them.
 
-    A file that log rotation has moved away is opened anew.
+    Returns a function that undoes this.  A file that log rotation has moved away is opened anew.
     """
     try:
         number = logging.getLevelNamesMapping()[level.upper()]
@@ -103,7 +103,7 @@ def configure_logging(
 
 
 class RefusedCallers:
-    """Logs callers whose token or certificate is refused: one a second, so that strangers do not fill it."""
+    """Logs callers whose token or certificate is refused, at most one a second, to bound the log."""
 
     def __init__(self, time_source: TimeSource = monotonic_ms) -> None:
         self._time_source = time_source
@@ -143,7 +143,7 @@ def auditing(
 def auditing_administration(
     caller: Caller, action: str, arguments: Mapping[str, object], *, lasts: bool = False
 ) -> Iterator[None]:
-    """`auditing` of an act that no port declares."""
+    """Like `auditing`, for an action that no port declares."""
 
     def log(outcome: str) -> None:
         said = {"caller": caller.name, "role": str(caller.role), "action": action, "arguments": arguments}
@@ -223,7 +223,7 @@ def _plain_item(name: object, value: object, depth: int) -> tuple[str, object]:
 
 
 def _show(value: object) -> str:
-    """Text of anything, even of what cannot say what it is."""
+    """A text for any value, even one whose `str` raises."""
     if isinstance(value, bytes | bytearray):
         return value[: TEXT_CHARACTERS_MAX + 1].decode("utf-8", "backslashreplace")
     try:

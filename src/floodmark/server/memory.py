@@ -1,7 +1,7 @@
 """Gives freed memory back to the system.
 
-Streams take megabytes each, in threads that come and go, and the C library keeps what they free.  It is told
-to keep little, except what a batch of writes is made of, and to give back the rest after large uses.
+Streams take megabytes each, in short-lived threads, and the C library keeps the memory that they free.  It is
+configured to keep little beyond the blocks of a batch of writes, and to return the rest after large uses.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ from floodmark.model.limits import MIB
 
 GIVE_BACK_EVERY_MS: Final = 2_000
 
-# The numbers of three settings of the C library of most Linux systems; others give back by themselves.
+# The numbers of three settings of the C library of most Linux systems; others return memory without them.
 _TRIM_THRESHOLD: Final = -1
 _MMAP_THRESHOLD: Final = -3
 _ARENAS_MAX: Final = -8
@@ -27,21 +27,21 @@ _trim = getattr(_library, "malloc_trim", None)
 
 
 def keep_little() -> None:
-    """Let the C library keep little of what is freed, in this process and from now on."""
+    """Configure the C library to keep little freed memory, in this process and from now on."""
     if _set is not None:
         for setting, value in _SETTINGS.items():
             _set(setting, value)
 
 
 def give_back() -> None:
-    """Give everything that is free back to the system."""
+    """Return all free memory to the system."""
     pyarrow.default_memory_pool().release_unused()
     if _trim is not None:
         _trim(0)
 
 
 class FreedMemory:
-    """Gives freed memory back to the system after large uses, and not too often."""
+    """Returns freed memory to the system after large uses, at most every GIVE_BACK_EVERY_MS."""
 
     def __init__(self, time_source: TimeSource) -> None:
         self._time_source = time_source
@@ -53,7 +53,7 @@ class FreedMemory:
         self._much_used = True
 
     def give_back_if_due(self) -> None:
-        """Give back what is free.  Called again and again."""
+        """Return free memory if a caller has used much and enough time has passed.  Called periodically."""
         now_ms = self._time_source()
         if self._much_used and now_ms - self._given_back_at_ms >= GIVE_BACK_EVERY_MS:
             self._much_used = False

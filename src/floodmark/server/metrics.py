@@ -20,7 +20,7 @@ from floodmark.model.transaction import TransactionState
 from floodmark.model.version import physical_ms
 
 NAMESPACES_SHOWN_MAX: Final = 1_000
-# To count a backlog reads changes.
+# Limited, because counting a backlog reads changes.
 SUBSCRIPTIONS_SHOWN_MAX: Final = 100
 
 # A number, one for each value of one more label, or a histogram; None if there is none.

@@ -1,12 +1,13 @@
-"""Owners of transactions, safe points and streams of epochs.
+"""Owners of transactions, safe points, streams of epochs, and leases of feeds and subscriptions.
 
 Only the owner, or an administrator of the site, commits or aborts a transaction or acknowledges in it, moves
-or releases a safe point, opens an epoch.  The id of a transaction is no secret: subscriptions, errors and
-logs show it.  So it ends with the *mark* of the caller that began it, made of the name in the access file,
-and the server refuses other callers.  The mark is in the coordinator's log from the first record on, and
-survives a rotated token.  A process that has the site open itself gives a mark of no caller.
+or releases a safe point, opens an epoch, renews a lease.  The id of a transaction is no secret:
+subscriptions, errors and logs show it.  So it ends with the *mark* of the caller that began it, derived from
+the name in the access file, and the server refuses other callers.  The mark is in the coordinator's log from
+the first record on, and survives a rotated token.  Transactions of an embedded process have a mark that no
+caller has.
 
-An id without a mark comes from a release without owners, and opens to every caller.  None is left when the
+An id without a mark comes from a release without owners, and every caller may end it.  None is left once the
 longest timeout has passed since the upgrade.
 """
 
@@ -25,7 +26,7 @@ _MARKED: Final = re.compile(rf".*-[0-9a-f]{{{MARK_DIGITS}}}", re.DOTALL)
 
 
 def mark_of(caller: Caller) -> str:
-    """What the ids of a caller's transactions end with.
+    """The mark with which the ids of a caller's transactions end.
 
     >>> mark_of(Caller("indexer", Role.WRITE))
     '70fa78e5ae555639'
@@ -34,7 +35,7 @@ def mark_of(caller: Caller) -> str:
 
 
 def owner_of(caller: Caller) -> str:
-    """The owner of the safe points and streams of a caller; an administrator of the site is the site."""
+    """The owner of a caller's safe points, streams and leases: its mark; SITE_OWNER for an administrator."""
     return SITE_OWNER if caller.may(Role.ADMIN, None) else mark_of(caller)
 
 

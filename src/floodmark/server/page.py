@@ -1,4 +1,4 @@
-"""Pages of metrics in Prometheus' text format, made when they are asked for."""
+"""Pages of metrics in Prometheus' text format, rendered at each request."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +22,7 @@ _log = logging.getLogger("floodmark.server")
 
 
 class Page(Collector):
-    """What a subclass collects, and the metrics of the process."""
+    """A page of the metrics that a subclass collects, and of those of the process."""
 
     def __init__(self) -> None:
         # A registry of its own: the library's global one would collect what others register.
@@ -36,7 +36,7 @@ class Page(Collector):
 
 
 class MetricsPage(Page):
-    """All metrics of one server: its own, and those of the site and its feeds where it is kept.
+    """All metrics of one server: its own and, on the keeper, those of the site and its feeds.
 
     `expiries` has the moment at which each file of certificates expires, in unix seconds.
     """
@@ -45,7 +45,7 @@ class MetricsPage(Page):
         self, site: Site, server: ServerMetrics, expiries: Mapping[str, float] | None = None
     ) -> None:
         self._site = site
-        # A site that was closed hands none out.
+        # Kept, because `site.host` raises once the site is closed.
         self._host = site.host
         self._server = server
         self._expiries = expiries or {}
@@ -61,7 +61,7 @@ class MetricsPage(Page):
         expiries = [((name, file), moment) for file, moment in self._expiries.items()]
         yield from metrics.CERTIFICATE.families(expiries)
         yield from families
-        # Other nodes would have to ask the keeper, whose page has all that concerns the site.
+        # Other nodes would have to ask the keeper, whose own page has the metrics of the whole site.
         of_site = (
             _feed_families,
             _subscription_families,
@@ -100,7 +100,7 @@ def _site_families(host: Host) -> Iterator[Metric]:
 
 
 def _ready_families(host: Host) -> Iterator[Metric]:
-    """What a node tells that answers, but not for the whole site."""
+    """The identity of a node that is not the keeper; raises if it is not ready."""
     host.require_ready()
     identity = host.identity
     info = (identity.site, str(identity.site_id), str(identity.format))
@@ -132,7 +132,7 @@ def _node_families(host: Host) -> Iterator[Metric]:
 
 
 def _process_families(host: Host) -> Iterator[Metric]:
-    """What this process knows by itself: no other node has to answer."""
+    """Metrics that this process reads without a call to another node."""
     site = host.identity.site
     free = [] if host.disk is None else [((site,), disk_usage(host.disk).free)]
     yield from metrics.DISK.families(free)

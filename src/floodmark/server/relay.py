@@ -1,12 +1,13 @@
 """A relay in front of gRPC, for a server that other machines can reach.
 
-gRPC, as Flight sets it up, takes in messages before the sender is known.  So the relay listens in its place,
-ends TLS, checks what clients send (`frames.py`), and passes it on to gRPC, which listens on this machine
-only.  The server knows a connection by the port that the relay calls from, and refuses all others.
+gRPC, as Flight sets it up, receives messages before the sender is authenticated.  So the relay listens in its
+place, terminates TLS, checks what clients send (`frames.py`), and passes it on to gRPC, which listens on this
+machine only.  The server identifies a connection by the port from which the relay connects, and refuses all
+others.
 
-A connection is *admitted* once one of its requests has shown a valid token or certificate.  Until then it is
-one of a few, sends little and has little time: strangers together can make this process hold `NEWCOMERS_MAX *
-NEWCOMER_BYTES_MAX`.
+A connection is *admitted* once one of its requests has shown a valid token or certificate.  Until then the
+number of connections, their bytes and their time are limited: unauthenticated clients together can make this
+process hold at most `NEWCOMERS_MAX * NEWCOMER_BYTES_MAX`.
 """
 
 import asyncio
@@ -21,9 +22,9 @@ from typing import Any, Final, NamedTuple
 from floodmark.model.limits import NEWCOMER_BYTES_MAX, NEWCOMER_TIME_MAX, NEWCOMERS_MAX
 from floodmark.server.frames import Messages, Refused
 
-# What waits in the relay for a side that does not read, before the other side has to wait.
+# Bytes that the relay buffers for a side that does not read, before it stops reading from the other side.
 _BUFFER_BYTES_MAX: Final = 256 * 1024
-# How long the last words of a connection may take to reach a client.
+# How long the last bytes of a connection may take to reach the other side.
 _PARTING_SECONDS: Final = 5.0
 _CLOSE_SECONDS: Final = 5.0
 _CUT_SECONDS: Final = 2.0
@@ -36,14 +37,14 @@ _log = logging.getLogger("floodmark.server")
 
 
 class Visitor(NamedTuple):
-    """What the relay knows of a client: its address, and the name in its certificate."""
+    """A client of the relay: its address, and the name in its certificate."""
 
     address: str
     certificate: str | None
 
 
 class Relay:
-    """Passes connections on to a port of this machine.  It listens at once, and works from `start` on."""
+    """Forwards connections to a port of this machine.  The socket listens already; `start` accepts."""
 
     def __init__(
         self,
@@ -75,21 +76,21 @@ class Relay:
         self._thread = Thread(target=self._run, name="floodmark-relay", daemon=True)
 
     def start(self, target: int) -> None:
-        """Begin to pass connections on to a port of this machine."""
+        """Begin to accept connections, and to forward them to a port of this machine."""
         self._target = target
         self._thread.start()
 
     def is_alive(self) -> bool:
-        """Whether it works."""
+        """Whether the relay's thread runs."""
         return self._thread.is_alive()
 
     def find(self, peer: str) -> Visitor | None:
-        """The client of a connection to gRPC, by what gRPC calls its peer; None if the relay knows none."""
+        """The client of a connection to gRPC, by its peer in gRPC's form; None if it is not the relay's."""
         connection = self._connections.get(_port_of(peer))
         return None if connection is None else connection.visitor
 
     def admit(self, peer: str) -> None:
-        """A request of a connection has shown who sends it."""
+        """Admit a connection, one of whose requests has been authenticated."""
         connection = self._connections.get(_port_of(peer))
         if connection is not None and not connection.is_admitted:
             with suppress(RuntimeError):
@@ -106,7 +107,7 @@ class Relay:
     # In the thread of the relay
 
     def report_cut(self, visitor: Visitor, reason: str) -> None:
-        """Count a connection that was cut.  The log tells of one in a second: strangers must not fill it."""
+        """Count a connection that was cut.  Logs one a second and the number of others, to bound the log."""
         self.on_cut()
         self._cut += 1
         if self._cut == 1:
@@ -132,7 +133,7 @@ class Relay:
             self._loop.close()
 
     async def _cut_all(self) -> None:
-        """Close every socket: a transport closes its own a few steps of the loop after it is told to."""
+        """Close every socket, and wait: a transport closes its own only some turns of the loop later."""
         for transport in [*self.transports]:
             transport.abort()
         with suppress(TimeoutError):
@@ -146,17 +147,17 @@ class Relay:
 
     async def _accept(self) -> None:
         while True:
-            # With too many strangers here, the next ones wait outside, in the system's queue.
+            # While there are too many newcomers, further connections wait in the system's queue.
             await self._places.acquire()
             try:
-                # Not `sock_accept`, which loses the client where it is cancelled.
+                # Not `sock_accept`, which loses the client if it is cancelled.
                 await self._wait_for_client()
                 client, address = self._listening.accept()
             except BlockingIOError:
                 self._places.release()
                 continue
             except OSError as error:
-                # As when there are too many files: those that are there must end first.
+                # For example too many open files: some connections must end first.
                 self._places.release()
                 _log.warning("cannot take in a connection: %s", error.strerror)
                 await asyncio.sleep(1)
@@ -222,7 +223,7 @@ class _Side(asyncio.Protocol):
             self.transport.pause_reading()
 
     def take_early(self) -> None:
-        """Pass on what came before both ends were there."""
+        """Pass on the bytes that arrived before both ends were connected."""
         early, self._early = self._early, b""
         if early:
             self._take(early)
@@ -247,13 +248,13 @@ class _Side(asyncio.Protocol):
 
 
 class _Connection:
-    """A client and gRPC, side by side."""
+    """A relayed connection: `front` is the side of the client, `back` that of gRPC."""
 
     def __init__(self, relay: Relay, visitor: Visitor, give_place_back: Callable[[], None]) -> None:
         self.front = _Side(self._from_client, self)
         self.back = _Side(self._from_server, self)
         self.visitor = visitor
-        # Whether both ends are there, and whether the client has shown who it is.
+        # Whether both ends are connected, and whether the client is authenticated.
         self.is_begun = self.is_admitted = False
         self.transports = relay.transports
         self._relay = relay
@@ -263,11 +264,11 @@ class _Connection:
         self._received_bytes = 0
         self._is_over = False
         self._timer: asyncio.TimerHandle | None = None
-        # The sides that take nothing more at the moment.
+        # The sides whose write buffers are full.
         self._full: set[_Side] = set()
 
     def begin(self, forget: Callable[[], object]) -> None:
-        """Pass on what comes, now that both ends are there."""
+        """Begin to pass bytes on, now that both ends are connected."""
         self._forget = forget
         transport = self.front.transport
         self.visitor = self.visitor._replace(certificate=name_in(transport.get_extra_info("peercert")))
@@ -281,19 +282,19 @@ class _Connection:
         self._go_on()
 
     def admit(self) -> None:
-        """Let the client send what it likes, within the limits for all."""
+        """Lift the limits for newcomers; those for all clients remain."""
         if not self.is_admitted and not self._is_over:
             self.is_admitted = True
             self._stop_waiting()
             self._go_on()
 
     def set_full(self, side: _Side, *, is_full: bool) -> None:
-        """Note whether a side takes nothing more, and let the other one wait."""
+        """Record whether a side's write buffer is full; while it is, the other side is not read."""
         (self._full.add if is_full else self._full.discard)(side)
         self._go_on()
 
     def part(self) -> None:
-        """One end has gone: let the other have what is on its way, and go too."""
+        """Close both sides after one has closed; the other receives its buffered bytes first."""
         if not self._is_over:
             self._end()
             for side in (self.front, self.back):
@@ -302,7 +303,7 @@ class _Connection:
                     asyncio.get_running_loop().call_later(_PARTING_SECONDS, side.transport.abort)
 
     def report_tls(self, error: BaseException | None) -> None:
-        """Report a client that TLS has failed with, or that does not trust this server."""
+        """Report an error of TLS, such as a client that does not trust this server; ignore other errors."""
         if isinstance(error, ssl.SSLError):
             self._relay.report_cut(self.visitor, f"TLS failed: {error.reason or error}")
 
@@ -343,7 +344,7 @@ class _Connection:
         self.front.transport.write(data)
 
     def _go_on(self) -> None:
-        """Read from those sides whose bytes can be passed on."""
+        """Read from each side whose bytes can be passed on, and pause the other."""
         if self._is_over:
             return
         is_held = not self.is_admitted and self._received_bytes > self._relay.newcomer_bytes_max
@@ -358,7 +359,7 @@ class _Connection:
 def make_tls(
     certificate: Any, key: Any, client_root: bytes | None, protocols: Sequence[str] = ("h2",)
 ) -> ssl.SSLContext:
-    """What a server shows to clients, and asks of them.  Raises OSError for files that cannot be used."""
+    """A server's TLS context; with `client_root`, clients need a certificate.  OSError for unusable files."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     if protocols:
@@ -390,7 +391,7 @@ def _let_read(side: _Side, *, wanted: bool) -> None:
 
 
 def name_in(certificate: Any) -> str | None:
-    """The name that a client's certificate is about: its first alternative name, or its common name."""
+    """The name of a client's certificate: its first alternative name, or else its common name."""
     if not certificate:
         return None
     for _, name in certificate.get("subjectAltName", ()):
@@ -403,7 +404,7 @@ def name_in(certificate: Any) -> str | None:
 
 
 def _port_of(peer: str) -> int:
-    """The port in what gRPC calls a peer.
+    """The port of a peer in gRPC's form; 0 if it has none.
 
     >>> _port_of("ipv4:127.0.0.1:53288"), _port_of("unix:")
     (53288, 0)

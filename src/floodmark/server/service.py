@@ -1,4 +1,4 @@
-"""The Flight service: what comes in over the network, each request to the part that serves it."""
+"""The Flight service: dispatches each request from the network to the part that serves it."""
 
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
@@ -39,7 +39,7 @@ WRITE: Final = "write_stream"
 
 
 class Service(flight.FlightServerBase):
-    """Serves a host.  It begins to listen when it is made."""
+    """Serves a host over Flight.  It listens from construction on."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class Service(flight.FlightServerBase):
             with self.admission.writing() if writes else nullcontext():
                 reply = handler(visit.caller, memoryview(action.body))
             self.metrics.sent(len(reply))
-            # The client may be slow to take it.
+            # The client may be slow to read the reply.
             visit.activity.leave()
             yield pyarrow.py_buffer(reply)
 
@@ -143,7 +143,7 @@ class Service(flight.FlightServerBase):
                 visit.activity.come_back()
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        """Take a stream of writes."""
+        """Serve a stream of writes from a client."""
         with (
             self._reception.receive(context, WRITE, writes=True) as visit,
             self.places.taking(visit.caller),
@@ -153,7 +153,7 @@ class Service(flight.FlightServerBase):
             check_size("a command", len(command), REQUEST_BYTES_MAX)
             self._writes.serve(visit, COMMAND.decode_request(command), reader, writer)
 
-    # What Flight has and this protocol has not
+    # Calls of Flight that this protocol does not use
 
     def _refuse(self, *_: object) -> NoReturn:
         raise to_flight_error(WireMismatch("this server does not offer that; connect with Floodmark"))
@@ -161,5 +161,5 @@ class Service(flight.FlightServerBase):
     do_exchange = get_flight_info = list_actions = list_flights = _refuse
 
     def get_schema(self, context: Any, descriptor: Any) -> Any:
-        """Nothing.  Flight lets no error pass here without the server's traceback."""
+        """An empty schema: Flight would send an error raised here with the server's traceback."""
         return flight.SchemaResult(pyarrow.schema([]))

@@ -1,8 +1,8 @@
 """A site as a server.
 
-Stopping goes in an order: a node of several gives its partitions away; the server says that it is not ready,
-refuses new requests, ends streams and finishes calls, cuts clients that do not read, then closes the port and
-the site.  A write is either finished and acknowledged or was never begun.
+Stopping has a fixed order: a node of several moves its partitions to other nodes; the server reports that it
+is not ready, refuses new requests, ends streams and finishes calls, cuts clients that do not read, then
+closes the port and the site.  A write is either finished and acknowledged or was never begun.
 """
 
 import os
@@ -50,9 +50,9 @@ if TYPE_CHECKING:
 CLOSE_SECONDS: Final = 30.0
 # As the address of RESP: the port after Flight's.
 NEXT_PORT: Final = "next"
-# What a client may send at a time: the largest request, with what Arrow and protobuf add.
+# The largest message of a client: the largest request, and what Arrow and protobuf add to it.
 MESSAGE_BYTES_MAX: Final = WRITE_BYTES_MAX + MIB
-# Of the time to close, how much is left to streams and calls before connections are cut.
+# The part of the closing time that streams and calls have to end, before connections are cut.
 _GRACE_PART: Final = 0.5
 
 
@@ -68,22 +68,22 @@ class ServerOptions:
     """How a site is served.
 
     tls_certificate, tls_key   files that prove the server's name; without them nothing is encrypted
-    tls_client_root            who may vouch for clients; then every client needs a certificate
+    tls_client_root            root certificates for clients; every client then needs a certificate
     access                     the access file; without it every client may do everything
-    metrics_listen             where /metrics, /healthz and /readyz are served; nowhere if None
-    console_listen             where the console is served, with the TLS and the tokens of the server; nowhere
-                               if None
+    metrics_listen             the address of /metrics, /health, /healthz and /readyz; not served if None
+    console_listen             the address of the console, which uses the TLS and the tokens of the server;
+                               not served if None
     insecure                   whether it may be reached from other machines without TLS and access file
-    insecure_metrics           whether the pages under `metrics_listen` may be
-    relay                      whether what clients send is checked before gRPC takes it in; if None, where
-                               other machines can reach the server, or callers need a token
-    resp_listen                where RESP, the protocol of Redis, is served, to point calls of clients and to
-                               programs of others; nowhere if None.  "next" is the port after Flight's, or
-                               any port if that is taken
+    insecure_metrics           whether the pages at `metrics_listen` may be reached from other machines
+    relay                      whether a relay checks what clients send before gRPC receives it; if None, it
+                               does where other machines can reach the server, or callers need a token
+    resp_listen                the address of RESP, the protocol of Redis, for point calls of Floodmark's
+                               clients and for Redis clients; not served if None.  "next" is the port after
+                               Flight's, or any port if that is taken
     resp_namespace             the namespace of RESP clients that have selected none
     resp_prefix                whether keys over RESP begin with the name of their namespace, as in users:ada
     stall_seconds              after how long a client that neither reads nor writes is cut off
-    advertise                  where clients and other nodes reach this one, if not where it listens
+    advertise                  the URL at which clients and other nodes reach this one; if None, its own
     tls_root                   verifies the other nodes of the site; if None, the certificate of this one does
     """
 
@@ -172,21 +172,21 @@ class Server:
 
     @property
     def metrics_address(self) -> Listen | None:
-        """Where health and metrics are served."""
+        """The address of the pages of health and metrics; None if they are not served."""
         return None if self._health is None else Listen(*self._health.address)
 
     @property
     def console_url(self) -> str | None:
-        """Where the console is served."""
+        """The URL of the console; None if it is not served."""
         return None if self._console is None else self._console.url
 
     @property
     def resp_address(self) -> Listen | None:
-        """Where RESP is served."""
+        """The address of RESP; None if it is not served."""
         return None if self._door is None else Listen(*self._door.address)
 
     def close(self, timeout_seconds: float = CLOSE_SECONDS) -> None:
-        """Finish what is under way, and let go of the site.  Closing twice is harmless."""
+        """Finish the requests under way, then close the site.  Closing twice is harmless."""
         with self._lock:
             if self._closed:
                 return
@@ -208,7 +208,7 @@ class Server:
         if not service.gate.wait_empty(timeout_seconds * _GRACE_PART):
             service.watchdog.cut_waiting()
             service.gate.wait_empty(timeout_seconds * (1 - _GRACE_PART))
-        # Waits for every request, so that one which hangs must not take the process with it.
+        # It waits for every request; in a thread, so that one which hangs does not block the process.
         shutdown = Thread(target=service.shutdown, name="floodmark-shutdown", daemon=True)
         shutdown.start()
         shutdown.join(timeout_seconds)
@@ -268,7 +268,7 @@ class Server:
         found = [problem for problem in problems if problem is not None]
         try:
             if not self._site.host.keeps:
-                # The keeper tells the alarms of the site.
+                # The keeper reports the alarms of the site.
                 return found
             feeds = [
                 f"feed {feed.name}: {feed.alarm}"
@@ -286,7 +286,7 @@ def open_console(
     access: Access | None = None,
     metrics: Callable[[], bytes] | None = None,
 ) -> "ServedConsole":
-    """Serve a console as the options say; their access file holds if there is no other `access`."""
+    """Serve a console with these options.  Without `access`, the options' access file authenticates."""
     listen = parse_listen(options.console_listen or "")
     _require_safe(listen, options)
     if access is None:
@@ -295,7 +295,7 @@ def open_console(
 
 
 def _require_safe(listen: Listen, options: ServerOptions) -> None:
-    """Refuse to listen beyond this machine without the protection that the options may have."""
+    """Refuse to listen beyond this machine without TLS and access file, unless the options allow it."""
     require_safe_listening(
         listen.host,
         tls=options.tls_certificate is not None,
@@ -305,7 +305,7 @@ def _require_safe(listen: Listen, options: ServerOptions) -> None:
 
 
 def parse_listen(listen: str) -> Listen:
-    """Take `host:port` apart.
+    """Parse `host:port`; raises InvalidConfiguration.
 
     >>> parse_listen("127.0.0.1:7100"), parse_listen("[::1]:0")
     (Listen(host='127.0.0.1', port=7100), Listen(host='::1', port=0))
@@ -326,7 +326,7 @@ def _peer_credentials(options: ServerOptions) -> PeerCredentials:
 
 
 def _open_relay(listen: Listen, options: ServerOptions) -> Relay | None:
-    """The relay in front of gRPC, where a caller may be a stranger; it listens, and does not work yet."""
+    """The relay in front of gRPC, listening but not started; None if the server needs none."""
     has_strangers = options.access is not None or not is_loopback(listen.host)
     if not (has_strangers if options.relay is None else options.relay):
         return None
@@ -351,7 +351,7 @@ def _open_door(
     except (OSError, OverflowError) as error:
         if not is_next:
             raise _cannot_listen(listen, os.strerror(getattr(error, "errno", None) or 0)) from error
-        # Clients of Floodmark ask for the port.
+        # Floodmark's clients learn the port from the server's answer to `hello`.
         listening = listen_on(listen.host, 0)
     return RespDoor(
         listen.host,
@@ -368,7 +368,7 @@ def _open_door(
 
 
 def _make_tls(options: ServerOptions, protocols: Sequence[str] = ("h2",)) -> SSLContext | None:
-    # Read first: Python names no file that it cannot read.
+    # Read first: Python's error would not name the file that cannot be read.
     pairs, root = _read_certificates(options)
     certificate, key = options.tls_certificate, options.tls_key
     if pairs is None:
@@ -391,7 +391,7 @@ def _read_certificates(options: ServerOptions) -> tuple[list[tuple[bytes, bytes]
 
 
 def _read_expiries(options: ServerOptions) -> dict[str, float]:
-    """When the files of certificates expire, by what they are for."""
+    """The unix time at which each file of certificates expires, by its purpose."""
     pairs, root = _read_certificates(options)
     files = {"server": pairs[0][0]} if pairs else {}
     if root is not None:
@@ -402,7 +402,7 @@ def _read_expiries(options: ServerOptions) -> dict[str, float]:
 def _listen(
     site: Site, listen: Listen, access: Access, options: ServerOptions, relay: Relay | None
 ) -> Service:
-    """Start gRPC: behind the relay, which ends TLS, on any port of this machine."""
+    """Start gRPC; with a relay, which terminates TLS, it listens on a free port of this machine only."""
     certificates, root = (None, None) if relay is not None else _read_certificates(options)
     if relay is None:
         _require_free(listen)

@@ -1,8 +1,8 @@
 """Cuts the connections of clients that neither read nor write.
 
-A handler that waits for its client waits inside gRPC, where Python cannot interrupt it.  So it marks when it
-hands itself over to gRPC and when it is back, and a watchdog shuts down the *socket* of one that is away for
-too long.  A stream that waits for changes is inside our own code, and not away.
+A handler that waits for its client waits inside gRPC, where Python cannot interrupt it.  So it records when
+it enters gRPC and when it returns, and a watchdog shuts down the *socket* of a handler that is away for too
+long.  A stream that waits for changes waits in this server's own code, and does not count as away.
 """
 
 import logging
@@ -16,10 +16,10 @@ from urllib.parse import unquote
 
 from floodmark.clock import TimeSource
 
-# Long enough for the largest message over a slow line, and short enough that everything which a stalled
-# client holds is free again within half a minute: memory takes some ten seconds more to go back.
+# Long enough for the largest message over a slow line, and short enough that all resources of a stalled
+# client are free within half a minute: its memory returns to the system some ten seconds after the cut.
 STALL_SECONDS: Final = 15.0
-# How often the watchdog looks around, as a part of the time that a client has.
+# The number of checks within the time that a client has.
 _LOOKS_PER_STALL: Final = 4
 _LOOK_SECONDS_MAX: Final = 1.0
 _CLOSE_SECONDS_MAX: Final = 5.0
@@ -30,7 +30,7 @@ Peer = tuple[str, int]
 
 
 class Activity:
-    """One request at work.  `away_since_ms` is set while gRPC has it."""
+    """One request under way.  `away_since_ms` is set while it waits for its client inside gRPC."""
 
     __slots__ = ("_time_source", "away_since_ms", "peer")
 
@@ -40,16 +40,16 @@ class Activity:
         self._time_source = time_source
 
     def leave(self) -> None:
-        """The client is waited for from here on."""
+        """Record that the request begins to wait for its client."""
         self.away_since_ms = self._time_source()
 
     def come_back(self) -> None:
-        """The client did something."""
+        """Record that the request no longer waits for its client."""
         self.away_since_ms = None
 
 
 class Watchdog:
-    """Cuts off requests whose client has stalled.  Each look also calls `on_look`."""
+    """Cuts the connections of stalled clients.  Each check also calls the functions of `on_look`."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Watchdog:
         self._thread.start()
 
     def is_alive(self) -> bool:
-        """Whether it watches."""
+        """Whether the watchdog's thread runs."""
         return self._thread.is_alive()
 
     def close(self) -> None:
@@ -96,12 +96,12 @@ class Watchdog:
                 self._activities.discard(activity)
 
     def cut_stalled(self) -> int:
-        """Cut the connections of clients that are waited for for too long; how many."""
+        """Cut the connections of clients that have kept a request waiting too long; returns how many."""
         now_ms = self._time_source()
         return self._cut(lambda since_ms: now_ms - since_ms >= self._stall_ms)
 
     def cut_waiting(self) -> int:
-        """Cut the connections of all clients that are waited for now; how many."""
+        """Cut the connections of all clients for which a request waits now; returns how many."""
         return self._cut(lambda _since_ms: True)
 
     def _cut(self, is_unwanted: Callable[[int], bool]) -> int:
@@ -126,12 +126,12 @@ class Watchdog:
                 for act in self._on_look:
                     act()
             except Exception:
-                # The watch must not end because of one bad look.
+                # One failed check must not end the thread.
                 _log.exception("the watchdog failed, and goes on")
 
 
 def cut_connections(peers: set[str]) -> int:
-    """Shut down the sockets of this process that are connected to some peers, in gRPC's form; how many."""
+    """Shut down this process's sockets to `peers`, which are named in gRPC's form; returns how many."""
     wanted = {_parse_peer(peer) for peer in peers} - {None}
     if not wanted:
         return 0
@@ -139,7 +139,7 @@ def cut_connections(peers: set[str]) -> int:
 
 
 def _shut_down_if(descriptor: int, wanted: set[Peer | None]) -> bool:
-    """Shut a descriptor down if it is a socket that is connected to an unwanted client."""
+    """Shut a descriptor down if it is a socket connected to one of the peers; returns whether it was."""
     try:
         # A duplicate: the descriptor may be closed, and its number given to another file, at any time.
         duplicate = os.dup(descriptor)
@@ -170,7 +170,7 @@ def _descriptors() -> list[int]:
 
 
 def _parse_peer(peer: str) -> Peer | None:
-    """The address in what gRPC calls a peer.
+    """The host and port of a peer in gRPC's form; None if it has no port.
 
     >>> _parse_peer("ipv4:127.0.0.1:53288"), _parse_peer("ipv6:%5B::1%5D:7100"), _parse_peer("unix:")
     (('127.0.0.1', 53288), ('::1', 7100), None)

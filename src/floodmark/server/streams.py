@@ -1,7 +1,7 @@
-"""Streams from the server: scans and changes.
+"""Streams from the server: scans, records and changes.
 
-gRPC asks for a batch when the client has room, so a client that does not read costs one batch of memory, and
-after a while its connection (`stalled.py`).
+gRPC requests the next batch when the client has room, so a client that does not read costs one batch of
+memory, until the watchdog cuts its connection (`stalled.py`).
 """
 
 from collections.abc import Generator
@@ -32,7 +32,7 @@ from floodmark.server.visits import Visit
 from floodmark.wire.columns import changes_schema, cut_batch, encode_changes, encode_pairs
 from floodmark.wire.messages import ChangesTicket, RecordsTicket, ScanTicket, Ticket
 
-# A stream of changes that has nothing to tell says so this often: how far it is, and that it is alive.
+# How often an idle stream of changes sends an empty batch, with its position and as a sign of life.
 IDLE_MS: Final = 1_000
 
 Rows: TypeAlias = pyarrow.RecordBatch | tuple[pyarrow.RecordBatch, bytes]
@@ -48,7 +48,7 @@ class Streams:
         self._monotonic_ms = monotonic_ms
 
     def schema(self, ticket: Ticket) -> pyarrow.Schema:
-        """The columns of what a ticket asks for."""
+        """The columns of a ticket's stream."""
         if isinstance(ticket, ScanTicket):
             return PAIRS
         if isinstance(ticket, RecordsTicket):
@@ -56,7 +56,7 @@ class Streams:
         return changes_schema(before_images=ticket.request.before_images)
 
     def batches(self, visit: Visit, ticket: Ticket) -> Batches:
-        """What a ticket asks for, until it ends or its client goes."""
+        """The batches of a ticket's stream, until it ends or its client cancels it."""
         if isinstance(ticket, ScanTicket):
             return self._scan(visit, ticket)
         if isinstance(ticket, RecordsTicket):
@@ -96,7 +96,7 @@ class Streams:
                     return
 
     def _check_scan(self, visit: Visit, ticket: ScanTicket | RecordsTicket) -> Partition:
-        """The partition that is to be scanned, if its caller may do so."""
+        """The partition to scan; raises if the ticket is invalid or the caller lacks the right."""
         keys = ticket.keys
         check_namespace_range(keys.start[:NAMESPACE_BYTES], keys)
         check_version(ticket.at)
@@ -108,7 +108,7 @@ class Streams:
         self._check_changes(visit, request)
         batches: Any = self._host.serve_changes(request)
         with closing(batches):
-            # Empty, and sent once everything is held: the client waits for it before it goes on.
+            # An empty batch, sent once the safe point is held: the client waits for it.
             encode = partial(encode_changes, before_images=request.before_images)
             yield from encode(ChangeBatch(through=request.since, snapshot=request.snapshot), request.since)
             position, sent_at_ms = request.since, self._monotonic_ms()
@@ -122,7 +122,7 @@ class Streams:
                     continue
                 messages, skipped = encode(batch, position), None
                 position = batch.through
-                # While the client makes us wait, the batch is held once, as messages.
+                # While a slow client is waited for, memory holds the batch only once, as messages.
                 del batch
                 while messages:
                     yield messages.pop(0)

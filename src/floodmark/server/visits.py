@@ -1,6 +1,6 @@
 """Requests while they are served: the caller, its connection, and the outcome.
 
-Everything that a handler raises leaves here as an error of ours: gRPC would show anything else to the client,
+Every exception of a handler becomes one of Floodmark's errors here: gRPC would send any other to the client,
 with the server's traceback.  Every request passes one gate, which a stopping server closes.
 """
 
@@ -43,11 +43,11 @@ HeaderValues: TypeAlias = Mapping[str, Sequence[str | bytes]]
 
 
 class ClientGone(Exception):
-    """The client has gone while the server waited for it, so no answer can reach it."""
+    """The client disconnected while the server waited for it, so no answer can reach it."""
 
 
 class Gate:
-    """Counts who is inside, and can be closed for newcomers."""
+    """Counts the requests under way, and refuses new ones once the server is stopping."""
 
     def __init__(self) -> None:
         self.stopping = Event()
@@ -56,7 +56,7 @@ class Gate:
 
     @contextmanager
     def passing(self) -> Iterator[None]:
-        """Be inside for as long as the block lasts."""
+        """Count a request as under way within the block; raises Unreachable if the server is stopping."""
         with self._changed:
             self.require_serving()
             self._inside += 1
@@ -69,23 +69,23 @@ class Gate:
                     self._changed.notify_all()
 
     def require_serving(self) -> None:
-        """Refuse if the server stops."""
+        """Raise Unreachable if the server is stopping."""
         if self.stopping.is_set():
             raise stopping()
 
     def stop(self) -> None:
-        """Accept no further calls."""
+        """Accept no further requests."""
         with self._changed:
             self.stopping.set()
 
     def wait_empty(self, timeout_seconds: float) -> bool:
-        """Wait until all requests have left; whether they did in time."""
+        """Wait until no request is under way; returns whether that happened in time."""
         with self._changed:
             return self._changed.wait_for(lambda: self._inside == 0, timeout_seconds)
 
 
 class StreamPlaces:
-    """How many streams may be open, in all and of one caller."""
+    """Limits the number of open streams, in all and of each caller."""
 
     def __init__(
         self, streams_max: int, per_caller_max: int, *, on_end: Callable[[], None] = lambda: None
@@ -97,12 +97,12 @@ class StreamPlaces:
         self._lock = Lock()
 
     def count(self) -> int:
-        """How many streams are open."""
+        """The number of open streams."""
         return self._open.total()
 
     @contextmanager
     def taking(self, caller: Caller) -> Iterator[None]:
-        """Have a place for as long as the block lasts."""
+        """Count a stream as open within the block; raises Retryable if too many are open."""
         with self._lock:
             if self.count() >= self._streams_max:
                 raise Retryable(
@@ -144,7 +144,7 @@ class Headers(flight.ServerMiddlewareFactory):
 
 
 class CallerIdentity:
-    """The other end of a request, which can be authenticated again."""
+    """The credentials of a request, kept so that its caller can be authenticated again."""
 
     def __init__(
         self, context: Any, headers: HeaderValues, access: Access, relay: Relay | None = None
@@ -166,12 +166,12 @@ class CallerIdentity:
             self._certificate = visitor.certificate
 
     def authenticate(self) -> Caller:
-        """The caller with the rights of this moment.  A stream asks now and then: rights may end."""
+        """The caller with its present rights.  A stream calls this every few seconds: rights may end."""
         return self._access.authenticate(self._token, self._certificate)
 
 
 class Visit:
-    """One request, from the moment at which it is known who came."""
+    """One request of an authenticated caller."""
 
     def __init__(
         self, context: Any, identity: CallerIdentity, activity: Activity, gate: Gate, time_source: TimeSource
@@ -186,12 +186,12 @@ class Visit:
         self._is_cancelled: Callable[[], bool] = context.is_cancelled
 
     def require(self, right: Callable[[Caller], None]) -> None:
-        """Refuse a caller without a right, now and whenever the caller's rights are looked up again."""
+        """Call `right`, which raises for a caller without it, now and each time the rights are renewed."""
         right(self.caller)
         self._right = right
 
     def is_over(self) -> bool:
-        """Whether the client of a stream has gone.  Raises if the stream may not go on."""
+        """Whether the client cancelled the stream.  Raises if the server is stopping or rights have ended."""
         self._gate.require_serving()
         now_ms = self._time_source()
         if now_ms - self._known_at_ms >= RENEW_MS:
@@ -202,7 +202,7 @@ class Visit:
 
 
 class Reception:
-    """Lets requests in, and sees them off."""
+    """Authenticates, watches and counts each request, and turns its exceptions into errors of Flight."""
 
     def __init__(
         self,
@@ -227,7 +227,7 @@ class Reception:
 
     @contextmanager
     def receive(self, context: Any, action: str, *, writes: bool) -> Iterator[Visit]:
-        """Serve a request in the block.  Whatever is raised there leaves as an error that may travel."""
+        """Serve a request in the block.  An exception in it is raised again as an error of Flight."""
         headers = self._headers.take()
         started = monotonic_seconds()
         failure: BaseException | None = None
@@ -258,14 +258,14 @@ class Reception:
             self._metrics.request(action, monotonic_seconds() - started, outcome_of(failure))
 
     def _address(self, peer: str) -> str:
-        """Where a client is: gRPC takes the relay for it."""
+        """The address of a client; gRPC has the relay's address in its place."""
         visitor = None if self._relay is None else self._relay.find(peer)
         return peer if visitor is None else visitor.address
 
 
 @contextmanager
 def waiting(visit: Visit) -> Iterator[None]:
-    """Wait for the client in the block."""
+    """Wait for the client in the block; raises ClientGone if its connection fails."""
     visit.activity.leave()
     try:
         yield
@@ -283,7 +283,7 @@ def stopping() -> Unreachable:
 
 
 def unexpected(*, writes: bool) -> FloodmarkError:
-    """What a client is told about a bug.  The server's log says more; the client must not."""
+    """The error for a client after a bug: its details are in the server's log only."""
     if writes:
         return OutcomeUnknown(
             "the server failed unexpectedly, and whether the write happened is not known; read before you "
@@ -301,6 +301,6 @@ def _first(headers: HeaderValues, name: str) -> str | None:
 
 
 def _bearer(authorization: str) -> str:
-    """The token of an authorization header.  Another scheme is no token of ours, and refused as one."""
+    """The token of an authorization header; for another scheme it is empty, which no access file has."""
     scheme = authorization[: len(TOKEN_SCHEME)]
     return authorization[len(TOKEN_SCHEME) :].strip() if scheme.lower() == TOKEN_SCHEME.lower() else ""

@@ -1,11 +1,11 @@
 """Pages over HTTP, on a port of their own: Starlette's routes, served by uvicorn's protocol in one thread.
 
 A connection serves one request, and has a deadline, so a client that is slow or silent is cut.  A page that
-streams renews the deadline with each event that its client has taken.  Pages are made in threads: one that
-waits for a lock of the site holds up no other.
+streams renews the deadline with each event that its client has taken.  Pages are rendered in threads: one
+that waits for a lock of the site does not delay the others.
 
-uvicorn's own `Server` is left out: it wakes ten times a second, counts connections only when they ask, and
-gives a silent one all the time that it wants.
+uvicorn's own `Server` is not used: it wakes ten times a second, counts connections only when they send a
+request, and has no deadline for silent ones.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ _log = logging.getLogger("floodmark.server.web")
 class WebServer:
     """Serves routes from construction until it is closed.
 
-    Port 0 takes any that is free: `address` says which.  Closing cuts the connections that are open.
+    With port 0 the system chooses a free port, which `address` has.  Closing cuts open connections.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class WebServer:
             date_header=False,
             access_log=False,
             log_config=None,
-            # What it has to tell is about rude clients; errors of pages are logged here.
+            # uvicorn's own messages are about misbehaving clients; errors of pages are logged here.
             log_level="critical",
             headers=[("connection", "close")],
             h11_max_incomplete_event_size=REQUEST_HEAD_BYTES_MAX,
@@ -135,7 +135,7 @@ class WebServer:
 
 
 class WebConnection(H11Protocol):
-    """A connection with a deadline; one too many is refused."""
+    """A connection with a deadline.  Beyond CONNECTIONS_MAX open connections, it answers 503 and closes."""
 
     def __init__(self, config: Config, state: ServerState, request_seconds_max: float) -> None:
         super().__init__(config, state, {RENEW: self._renew})
@@ -167,7 +167,7 @@ class WebConnection(H11Protocol):
 
 
 def _answer_elsewhere(routes: Sequence[BaseRoute]) -> Router:
-    """A router that knows some routes, and names them where it is asked for others."""
+    """A router over some routes, which answers 404 with the list of their paths for any other path."""
     paths = [route.path for route in routes if isinstance(route, Route)]
     others = f"try {', '.join(paths[:-1])} or {paths[-1]}\n"
 
@@ -195,7 +195,7 @@ def _failed() -> Answer:
 
 
 async def in_thread(path: str, make: Callable[[], Any], failed: Callable[[], Any]) -> Any:
-    """What a function returns in a thread of its own, or what stands for its failure, which is logged."""
+    """The result of `make`, run in a thread; if it raises, the error is logged, and `failed` answers."""
     try:
         return await asyncio.wrap_future(begin(make, "floodmark-page"))
     except Exception:

@@ -1,7 +1,7 @@
 """Streams of writes: each batch is committed and answered, in the order of arrival.
 
-An error of a batch is its answer, and the stream goes on.  An error of the stream says how many batches were
-`answered` before, so that a client knows which of its batches were not committed.
+An error of a batch is sent as its answer, and the stream continues.  An error of the stream has the number
+of batches that were `answered` before it, so that a client knows which of its batches were not committed.
 """
 
 import logging
@@ -40,7 +40,7 @@ class WriteService:
         self._metrics = metrics
 
     def serve(self, visit: Visit, command: StreamCommand, reader: Any, writer: Any) -> None:
-        """Take batches until there are no more."""
+        """Commit and answer batches until the client sends no more."""
         if not reader.schema.equals(PAIRS):
             raise InvalidArgument("a stream of writes has two columns of bytes without nulls, key and value")
         action, name = declared(type(command)), f"stream.{type(command).__struct_config__.tag}"
@@ -82,7 +82,7 @@ class WriteService:
         check_size("a batch of writes", batch.nbytes, WRITE_BYTES_MAX)
         rows: Mapping[bytes, bytes]
         if isinstance(command, ApplyStream | LoadStream | GenerationStream):
-            # These stay the columns that they are, if they are many.
+            # These streams keep their rows as Arrow columns.
             rows = Pairs(batch.column(0), batch.column(1))
             keys, _ = rows.columns()
         else:
@@ -102,7 +102,7 @@ def _tell(visit: Visit, writer: Any, answer: bytes) -> None:
 
 
 def _received(visit: Visit, reader: Any) -> Iterator[pyarrow.RecordBatch | None]:
-    """The batches as they come, until the client has sent all or may not send more."""
+    """The batches in order of arrival, until the client ends or cancels the stream."""
     while True:
         with waiting(visit):
             try:

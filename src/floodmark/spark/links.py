@@ -92,9 +92,9 @@ _log = logging.getLogger("floodmark.replication")
 
 
 class StepOfLink(msgspec.Struct, frozen=True):
-    """A step, the place of its link among the others, how many tasks share it, and the pieces of one of them.
+    """A step, the index of its link, the number of tasks that share it, and the pieces of one task.
 
-    These are one of each namespace, so that rows come in version order.
+    A task has at most one piece of each namespace, so that rows come in version order.
     """
 
     link: int
@@ -104,7 +104,7 @@ class StepOfLink(msgspec.Struct, frozen=True):
 
 
 class LinksSource(DataSource):
-    """Plans the steps of links, and takes them."""
+    """The data source of links: its reader plans their steps, and its writer takes them."""
 
     transform: Transform | None = None
 
@@ -186,7 +186,7 @@ class LinksReader(DataSourceStreamReader):
 
 
 def share_step(step: LinkStep, source: Site) -> list[list[Piece]]:
-    """The tasks of a step, along the partitions of the source; one of a step that is small or has batches."""
+    """Pieces for each task, by the source's partitions; a step that is small or has batches has one task."""
     whole = whole_step(step)
     if step.batches or (step.changes is not None and step.changes <= TASK_CHANGES):
         return [whole]
@@ -241,9 +241,9 @@ class LinksWriter(DataSourceStreamArrowWriter):
             return AppliedPart(told, failure=str(error))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Let the targets note their steps; waits for two seconds at most.
+        """Record the steps at their targets; waits `COMMIT_SECONDS` at most.
 
-        A target that answers later notes its step all the same; the same step planned again is then stale.
+        A target that answers later still records its step; the same step planned again is then stale.
         """
         parts: dict[int, list[AppliedPart]] = {}
         for part in messages:
@@ -257,7 +257,7 @@ class LinksWriter(DataSourceStreamArrowWriter):
         pass
 
     def _advance(self, link: LinkOptions, parts: Sequence[AppliedPart]) -> None:
-        """Let the target note a step if all tasks applied their part; else the step is planned again."""
+        """Record a step at its target if all tasks applied their part; else the step is planned again."""
         head = parts[0].head
         assert head is not None
         if any(part.is_stale for part in parts):
@@ -410,7 +410,7 @@ class _SparkRunner:
 
 @contextmanager
 def _quick_checkpoints(spark: SparkSession) -> Iterator[None]:
-    """Let a query that starts here write its checkpoint without starting a program for each file.
+    """Make queries that start in the block write checkpoints without starting a program for each file.
 
     By default Spark runs `chmod` for both files of each batch in a local directory.
     """

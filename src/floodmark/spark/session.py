@@ -1,4 +1,4 @@
-"""Make a Spark session, or use the one that is there.
+"""Find the Spark session of this process, or create one.
 
 In a notebook, a Connect client or a program with a session of its own, a job uses that session and leaves it
 running.  Under `spark-submit` it uses the submitted one.  Otherwise it makes a session and stops it again: on
@@ -247,7 +247,7 @@ def _java_environment() -> dict[str, str | None]:
 
 
 def _python_environment() -> dict[str, str | None]:
-    # Workers on this machine share our Python; those on other machines have their own.
+    # Workers on this machine share this process's Python; those on other machines have their own.
     return {"PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON") or make_python(sys.executable)}
 
 

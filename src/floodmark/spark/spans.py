@@ -1,4 +1,4 @@
-"""The spans of an object history as rows of a DataFrame, by functions that Spark has itself."""
+"""The spans of an object history as rows of a DataFrame, computed with Spark's own functions."""
 
 from typing import Final
 

@@ -25,7 +25,7 @@ _VERSION_DIGITS_MAX: Final = 20
 
 
 class ChangePlace(NamedTuple):
-    """A place behind one change.  The changes of a commit share a version, and stand in order of keys."""
+    """The position after one change.  Changes of a commit share a version, and are in order of keys."""
 
     version: Version
     namespace: str
@@ -41,7 +41,7 @@ class ChangePlace(NamedTuple):
 
 
 def read_beginning(text: str) -> Since | ChangePlace:
-    """A beginning as other commands take it, or the position of a change."""
+    """Parse where changes begin: as `read_since` does, or the position of a change."""
     version, slash, rest = text.partition("/")
     if not slash:
         return read_since(text)
@@ -139,7 +139,7 @@ def changes(
 
 
 def _leave_out(output: Output, skipped: list[SkippedChange]) -> OnDamaged:
-    """Lists damaged changes, and prints them."""
+    """A function that adds a damaged change to `skipped`, and prints it."""
 
     def leave_out(error: Corruption) -> None:
         change = SkippedChange.of(error)
@@ -163,7 +163,7 @@ def _read_from(
 def _read_behind(
     site: floodmark.Site, position: ChangePlace, read: Callable[[Since], Iterator[Item]]
 ) -> Iterator[Item]:
-    """The changes behind a position, which may be in the middle of a commit."""
+    """The changes after a position, which may be in the middle of a commit."""
     ids = {row.name: row.id for row in site.host.namespaces.list_namespaces()}
     if position.namespace not in ids:
         raise NamespaceNotFound(
@@ -182,7 +182,7 @@ def _read_behind(
 
 
 def _read_kept(read: Callable[[Since], Iterator[Item]]) -> Iterator[Item]:
-    """The changes from the oldest that is kept, saying so if some are gone."""
+    """The changes from the oldest that is kept, after a note if earlier ones were collected."""
     start: Version = 0
     printed = False
     while True:
@@ -217,7 +217,7 @@ def _print(output: Output, item: Item) -> None:
 
 def _print_change(output: Output, change: floodmark.Change) -> None:
     if output.json:
-        # Within a snapshot, only resolved lines are places to go on from.
+        # Within a snapshot, a reader can resume only from resolved lines.
         position = None if change.snapshot else str(ChangePlace(change.version, change.namespace, change.key))
         output.object({**change_fields(change), "position": position})
         return

@@ -25,14 +25,14 @@ from floodmark.server.console.opening import WatchedSite
 from floodmark.server.serving import open_console
 from floodmark.site.address import SiteAddress
 
-# A site that is gone is to be seen within seconds, so no call is repeated for longer.
+# No call is retried for longer, so that the page shows within seconds that a site is gone.
 CALL_TIMEOUT: Final = timedelta(seconds=1.5)
 _LOOK_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConsoleProtection:
-    """The options about who may look."""
+    """The options about access to the console."""
 
     tls_certificate: Annotated[Path | None, "FILE", "The console's certificate chain."] = None
     tls_key: Annotated[Path | None, "FILE", "Its private key."] = None
@@ -47,7 +47,7 @@ class ConsoleProtection:
 
 
 class ConsoleConnection:
-    """A connection to a site that is made when it is first needed, and as often as it must be."""
+    """A connection to a site, opened at its first use; if that fails, at the next one."""
 
     def __init__(self, address: SiteAddress) -> None:
         self._address = replace(address, timeout=CALL_TIMEOUT)

@@ -1,4 +1,4 @@
-"""replicate and export: changes on their way to another site, or into a lakehouse table."""
+"""replicate and export: copy changes to another site, or into a lakehouse table."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -123,7 +123,7 @@ def _print(output: Output, summary: TopologySummary) -> None:
     output.line(f"copied {copied} in {show_lag(summary.elapsed_ms)}{_describe_lag(summary.links)}")
     if summary.restarts:
         output.line(f"Spark's query failed and was restarted {show_count(summary.restarts, 'time')}")
-    # A site that takes no part is named once, not for each of its links.
+    # Links that wait for the same reason share a line.
     waiting: dict[str, list[str]] = {}
     for link in summary.links:
         if link.wrong:
@@ -151,7 +151,7 @@ def _describe_lag(links: Sequence[LinkSummary]) -> str:
 
 
 def _choose_runner(runner: str | None, choice: SparkChoice, *, once: bool) -> str:
-    """The runner to use, unless the caller names one: to start Spark takes longer than most single runs."""
+    """The runner to use.  By default --once avoids Spark, whose start takes longer than most runs."""
     asks_for_spark = any((choice.master, choice.remote, choice.conf))
     if runner not in (None, SPARK, PROCESS):
         raise Usage(f"--runner is {SPARK} or {PROCESS}, not {runner!r:.60}", "floodmark replicate --help")

@@ -219,7 +219,7 @@ def scan(
 
 
 def _find(site: floodmark.Site, name: str) -> floodmark.Namespace | LargeValues:
-    """A namespace, as the layer that it belongs to shows it."""
+    """A namespace, as `LargeValues` if it holds such."""
     records = site.namespace(name)
     return LargeValues(site, name) if layer_of(records) == LARGE_VALUES else records.stored
 
@@ -293,7 +293,7 @@ def _source(value: str | None, file: Path | None) -> Iterator[BinaryIO]:
 
 
 def _write_file(file: Path, source: BinaryIO) -> None:
-    """Copy a stream to a file, which takes its name when it is whole."""
+    """Copy a stream to a file, which gets its name once it is complete."""
     staged = file.with_name(f".{file.name}.new")
     try:
         with staged.open("wb") as target, tracked("bytes read") as show:

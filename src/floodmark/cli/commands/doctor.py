@@ -91,7 +91,7 @@ def judge(findings: Sequence[CheckResult]) -> int:
 
 
 def accept_losses(location: str) -> list[CheckResult]:
-    """Open a site without the acknowledged writes that it has lost; a finding that names them."""
+    """Open a site without the acknowledged writes that it has lost; returns findings that name them."""
     directory = require_site(location)
     try:
         floodmark.open(directory, background=False).close()
@@ -108,7 +108,7 @@ def accept_losses(location: str) -> list[CheckResult]:
 
 
 def accept_time(location: str) -> list[CheckResult]:
-    """Let a site go on from this machine's time; a finding that says whether it had refused it."""
+    """Make a site accept this machine's time; returns findings that say whether it had refused it."""
     directory = require_site(location)
     try:
         with floodmark.open(directory, background=False) as site:

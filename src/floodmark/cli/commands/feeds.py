@@ -70,7 +70,7 @@ _RANGES_HELP: Final = "How many parts, along partitions, to cut it into; 1 deliv
 
 @dataclass(frozen=True, kw_only=True)
 class SinkNumbers:
-    """The fields of SinkOptions."""
+    """The options for the fields of `SinkOptions`."""
 
     concurrency: Annotated[int | None, "NUMBER", "How many ranges write at a time."] = None
     batch_records: Annotated[int | None, "NUMBER", "Changes in a batch, about."] = None
@@ -79,7 +79,7 @@ class SinkNumbers:
     rate_bytes_max: Annotated[int | None, "NUMBER", "At most so many bytes a second."] = None
 
     def replace(self, before: SinkOptions) -> SinkOptions:
-        """The options as they were, with the numbers that are given."""
+        """The options of `before`, with the given numbers in the place of the earlier ones."""
         return msgspec.structs.replace(before, **given(**vars(self)))
 
 
@@ -361,7 +361,7 @@ def _run_here(
     once: bool,
     json: bool,
 ) -> int:
-    """Run a feed until a signal stops it, and print its end; the exit code."""
+    """Run a feed until a signal stops it, and print its end; returns the exit code."""
     scheme = parse_sink(spec.sink).scheme
     # A sink that writes to stdout has it for itself.
     output = Output(json=json, stream=sys.stderr if scheme == "stdout" else sys.stdout)
@@ -428,7 +428,7 @@ def _showing(output: Output, *, is_stdout_taken: bool) -> Iterator[Show]:
 
 
 def describe(statistics: RunnerStatistics) -> str:
-    """A runner in one line."""
+    """The state of a runner in one line."""
     parts = [
         statistics.feed,
         "waiting for the lease" if statistics.state is None else statistics.state.value,

@@ -248,7 +248,7 @@ def namespace_names(site: floodmark.Site) -> Names:
 
 
 def show_range(partition: PartitionStatistics, names: Names) -> tuple[str, str]:
-    """Where a partition begins and ends, with keys that can be typed."""
+    """The bounds of a partition, with keys in the form in which they can be typed."""
     start, end = partition.range
     return (
         _show_bound(start, names) if start else "the first key",
@@ -269,6 +269,6 @@ def _bound(qualified: bytes, names: Names) -> dict[str, object] | None:
 
 
 def _cut(qualified: bytes, names: Names) -> tuple[str, bytes]:
-    """Namespace and user key; a namespace that was dropped is known by its id alone."""
+    """Split a qualified key into namespace and user key; a dropped namespace is shown by its id."""
     number = int.from_bytes(qualified[:NAMESPACE_BYTES], "big")
     return names.get(number, f"#{number}"), qualified[NAMESPACE_BYTES:]

@@ -115,7 +115,7 @@ def publish(
 
 
 def _open_refused(stack: ExitStack, file: Path | None, rows_max: int) -> Refuse | None:
-    """What takes refused rows to a file."""
+    """A function that writes refused rows to a file; None without a file."""
     if file is None:
         return None
     return RefusedRows(stack.enter_context(file.open("w", newline="")), rows_max).add
@@ -124,7 +124,7 @@ def _open_refused(stack: ExitStack, file: Path | None, rows_max: int) -> Refuse 
 def _open_members(
     stack: ExitStack, site: floodmark.Site, name: str, file: Path | None, without: list[str]
 ) -> list[floodmark.Site]:
-    """The other sites of a topology that share a namespace, but those that are away."""
+    """Connect to the other sites of a topology that share a namespace, except those that are away."""
     if file is None:
         return []
     topology = read_topology(file)
@@ -245,7 +245,7 @@ def _rows(path: Path, kind: str, key: str) -> Iterator[tuple[Any, Any] | pyarrow
 
 
 def _encode(value: Any) -> Any:
-    """Text as UTF-8, and numbers as their digits; what is no key or value stays, to be refused."""
+    """Text as UTF-8, numbers as digits, any other value as it is: later, all but bytes are refused."""
     if isinstance(value, str):
         return value.encode()
     return str(value).encode() if isinstance(value, int | float) else value

@@ -1,4 +1,4 @@
-"""safepoint list, hold and release: what keeps the past from being collected."""
+"""safepoint list, hold and release: safe points, which keep old versions from garbage collection."""
 
 from datetime import timedelta
 from typing import Annotated

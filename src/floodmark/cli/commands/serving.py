@@ -20,9 +20,9 @@ from floodmark.server import serve as serve_site
 from floodmark.server.serving import NEXT_PORT
 from floodmark.site.arguments import DATABASES, Durability
 
-# The word for the port after that of Flight.
+# Poll interval for the signal that stops the server.
 _LOOK_SECONDS: Final = 0.5
-# What a move has changed is measured before the next one.
+# Long enough to measure the effect of one move before the next.
 _REBALANCE_SECONDS: Final = 60.0
 
 _log = logging.getLogger("floodmark.server")

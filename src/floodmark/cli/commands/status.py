@@ -89,7 +89,7 @@ def status(
 
 
 def look_at(site: floodmark.Site) -> SiteLook:
-    """Read all that is shown from a site."""
+    """Read everything that is shown of a site."""
     statistics = site.statistics()
     resolved, now_ms = statistics.resolved_version, site.host.physical_ms()
     return SiteLook(

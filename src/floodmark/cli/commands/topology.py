@@ -86,7 +86,7 @@ def remove(
     topology = read_topology(file)
 
     def publish(changed: Topology) -> None:
-        # With the comments of the file before.
+        # This keeps the comments of the file.
         write_durably(file, render_topology(changed, file.read_text("utf-8")).encode())
 
     with ExitStack() as stack:
@@ -119,7 +119,7 @@ def read_topology(file: Path) -> Topology:
 
 
 def open_others(topology: Topology, *without: str) -> Iterator[tuple[str, floodmark.Site]]:
-    """All active sites of a topology but some, by name, connected."""
+    """Connect to all active sites of a topology except `without`; yields names and sites."""
     for name, site in topology.sites.items():
         if site.is_active and name not in without:
             if site.url is None:

@@ -102,7 +102,7 @@ def abort(
 
 @dataclass(frozen=True, kw_only=True)
 class BatchOptions:
-    """The fields of a BatchUpdate."""
+    """The options for the fields of a `BatchUpdate`."""
 
     enabled: Annotated[
         bool | None, "Whether records are put into entries together.", {"name": "--enable/--disable"}

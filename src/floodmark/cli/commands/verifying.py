@@ -183,7 +183,7 @@ def _watch(
     stop: Event,
     doubts: list[str],
 ) -> Outcome:
-    """Print pass after pass; the outcome of the last complete one."""
+    """Print pass after pass; returns the outcome of the last complete one."""
     outcome = None
     try:
         with closing(passes):
@@ -332,7 +332,7 @@ class VerifyMetrics(CommandPage):
         super().__init__()
 
     def add(self, summary: "VerifySummary") -> None:
-        """Take in the summary of a pass."""
+        """Add the summary of a pass."""
         with self._lock:
             self.last = summary
             self.passes["whole" if summary.whole else "changed"] += 1

@@ -31,7 +31,7 @@ class DemoStep:
 
 
 class Stage:
-    """Where the steps show what they do.  With `live`, a spinner turns while a step works."""
+    """The output of the steps, and their results.  With `live`, a spinner turns while a step works."""
 
     def __init__(self, console: Console, *, unicode: bool, live: bool) -> None:
         self.steps: list[DemoStep] = []
@@ -46,7 +46,7 @@ class Stage:
         return bool(self.steps) and all(step.passed for step in self.steps)
 
     def heading(self, *parts: Part) -> None:
-        """A title, behind an empty line."""
+        """Print a title after an empty line."""
         self._console.print()
         self._console.print(Text.assemble(*parts))
 
@@ -56,7 +56,7 @@ class Stage:
         self.heading((f"{len(self.steps):>2}  ", "dim"), (title, "bold"))
 
     def say(self, *parts: Part) -> None:
-        """A line of the step.  On a terminal, a long line goes on below its beginning."""
+        """Print a line of the step.  On a terminal, a long line is wrapped with the same indent."""
         line = Padding(Text.assemble(*parts), (0, 0, 0, 4), expand=False)
         if self._console.is_terminal:
             self._console.print(line, soft_wrap=False)
@@ -64,18 +64,18 @@ class Stage:
             self._console.print(Text.assemble("    ", *parts))
 
     def command(self, *words: str) -> None:
-        """The command for the next action."""
+        """Print the command for the next action."""
         self.say(("$ ", "dim"), (" ".join(words), "cyan"))
 
     def check(self, claim: str, passed: bool) -> None:
-        """Claim something, and say whether it holds."""
+        """Record a claim, and print whether it holds."""
         step = self.steps[-1]
         step.passed = passed and (step.passed or not step.checks)
         step.checks.append({"claim": claim, "passed": passed})
         self.say(self.mark(passed), f" {claim}")
 
     def sum_up(self, result: str, **figures: object) -> None:
-        """The result of the step."""
+        """Set the result of the step."""
         self.steps[-1].result, self.steps[-1].figures = result, figures
 
     def mark(self, passed: bool) -> tuple[str, str]:
@@ -83,5 +83,5 @@ class Stage:
         return self._marks[passed], "green" if passed else "bold red"
 
     def working(self, what: str) -> AbstractContextManager[Any]:
-        """A spinner with a text."""
+        """Show a spinner with a text within the block."""
         return self._console.status(what, spinner=self._spinner) if self._is_live else nullcontext()

@@ -36,7 +36,7 @@ from floodmark.spark.jobs import VerifySummary, replicate_topology, site_address
 MESSAGES, UNREAD, DRAFTS = "messages", "unread", "drafts"
 PEOPLE: Final = {"oslo": ("ada", "alan", "barbara"), "rome": ("grace", "hedy", "john")}
 EVERYBODY: Final = PEOPLE["oslo"] + PEOPLE["rome"]
-# Who writes batches of messages.
+# The writers of batches of messages.
 WRITERS: Final = (*PEOPLE, "ada")
 LOST_KEY: Final = b"ada+grace/invitation"
 LOST_VALUE: Final = b'{"from":"ada","text":"dinner at eight?"}'
@@ -114,7 +114,7 @@ class DemoThreads:
         self._running.append(self._pool.submit(work, self._stop))
 
     def stop(self) -> None:
-        """Return when all functions have ended; raise the error of one that failed."""
+        """Stop all functions, and wait for them; raises the error of one that failed."""
         self._stop.set()
         ended, self._running, self._stop = self._running, [], Event()
         for each in ended:
@@ -128,7 +128,7 @@ class DemoThreads:
 
 
 class DemoPair:
-    """Two sites, the people who write at them, and the links between them; `ending` ends it all."""
+    """Two sites, the people who write at them, and the links between them; `ending` stops all of them."""
 
     def __init__(self, home: Path, ending: ExitStack) -> None:
         self.home = home
@@ -159,7 +159,7 @@ class DemoPair:
         self.wait_arrived()
 
     def start_people(self) -> None:
-        """Let the people of both sites write, at a steady rate."""
+        """Start threads that write messages at both sites, at a steady rate, and check atomic reads."""
         for name in PEOPLE:
             self.people.run(partial(self._write, name))
             self.people.run(partial(self._read, name))
@@ -190,7 +190,7 @@ class DemoPair:
         self.sent.update(sent)
 
     def _read(self, name: str, stop: Event) -> None:
-        """Compare what was sent with what is unread, which no reader may find to differ."""
+        """Compare the numbers of sent and of unread messages, which are equal in every atomic read."""
         site = self.servers[name].site
         newest = [(site.namespace(MESSAGES), newest_key(writer)) for writer in WRITERS]
         unread = [(site.namespace(UNREAD), person.encode()) for person in EVERYBODY]
@@ -200,14 +200,14 @@ class DemoPair:
             self.reads["wrong"] += sum(found[: len(newest)]) != sum(found[len(newest) :])
 
     def stop_people(self) -> None:
-        """Return when all that was written is acknowledged, has arrived, and heartbeats have checked it."""
+        """Stop writing; return once all writes are acknowledged, replicated, and checked by heartbeats."""
         self.people.stop()
         self.wait_arrived()
         # The next heartbeat covers everything before.
         self.wait_arrived()
 
     def wait_arrived(self) -> None:
-        """Wait until each site has all that the other holds now."""
+        """Wait until each site has received all changes that the other holds now."""
         goal = {name: server.site.now() for name, server in self.servers.items()}
         self.wait(lambda: all(link.through >= goal[link.source] for link in self.links()))
 
@@ -217,7 +217,7 @@ class DemoPair:
         return [link for server in self.servers.values() for link in server.site.replication().links]
 
     def wait(self, condition: Callable[[], bool]) -> float:
-        """Wait until a condition holds; how many seconds it took."""
+        """Wait until a condition holds; returns the seconds that it took."""
         began = _seconds()
         while not condition():
             if _seconds() - began > WAIT_SECONDS_MAX:
@@ -330,13 +330,13 @@ def check_unread(stage: Stage, pair: DemoPair) -> None:
 
 
 def agree(stage: Stage, pair: DemoPair) -> None:
-    """Sites that have exchanged everything hold the same."""
+    """After all changes were exchanged, verify finds no difference."""
     stage.begin("verify", "Do the sites agree? Every key is compared")
     found = compare(stage, pair)
     compared = sum(each.compared for each in found.pairs)
     stage.check(f"all {compared:,} keys agree", found.outcome == "agree" and found.lag == 0)
     messages = sum(each.compared for each in found.pairs if each.namespace == MESSAGES)
-    # Each site has a key besides, that says how many it has sent.
+    # Each site has one more key, with the number of messages that it has sent.
     stage.check("all messages that were sent are among them", messages == pair.sent.total() + len(PEOPLE))
     seconds = round(found.seconds, 1)
     agreed = f"{compared:,} keys compared in {seconds} s: the sites agree"
@@ -365,12 +365,12 @@ def lose_a_change(stage: Stage, pair: DemoPair) -> None:
 
 
 def drop_lost(rows: Any) -> Any:
-    """The faulty stage: all rows but one."""
+    """The faulty stage: it drops one row."""
     return rows.filter(pyarrow.compute.not_equal(rows["key"], LOST_KEY))
 
 
 def find_the_loss(stage: Stage, pair: DemoPair) -> None:
-    """The lost key is found, and nothing else, though others are written and copied meanwhile."""
+    """verify finds the lost key and no other, while others are written and replicated."""
     stage.begin("find", "verify finds what is lost, while people go on writing")
     sent_before = pair.sent.total()
     found = compare(stage, pair)
@@ -383,7 +383,7 @@ def find_the_loss(stage: Stage, pair: DemoPair) -> None:
 
 
 def mend(stage: Stage, pair: DemoPair) -> None:
-    """The message gets to rome with its own stamp; then the sites agree again."""
+    """The repair writes the message at rome under its own stamp; then the sites agree again."""
     stage.begin("repair", "repair mends it, and the sites agree again")
     mended = compare(stage, pair, repair=True)
     repaired = 0 if mended.repair is None else mended.repair.repaired
@@ -418,7 +418,7 @@ def _seconds() -> float:
 
 
 def newest_key(writer: str) -> bytes:
-    """The key that says how many messages a writer has sent."""
+    """The key under which a writer stores the number of messages that it has sent."""
     return f"newest/{writer}".encode()
 
 
@@ -432,7 +432,7 @@ STEPS: Final[list[Callable[[Stage, DemoPair], None]]] = [
 
 
 def serve_demo_console(pair: DemoPair) -> ServedConsole:
-    """A page over both sites, which stays when one of them is killed."""
+    """The console of both sites; it stays open when one of them is killed."""
 
     def reach(server: DemoServer) -> Any:
         if server.process is None:
@@ -446,7 +446,7 @@ def serve_demo_console(pair: DemoPair) -> ServedConsole:
 
 
 def perform(stage: Stage, home: Path, *, kept: bool, console: bool = False) -> dict[str, object]:
-    """Run the steps in a directory; the account of it."""
+    """Run the steps in a directory; returns their account as JSON fields."""
     home.mkdir(parents=True, exist_ok=True)
     stage.heading(("Floodmark", "bold"), "  two sites, Spark between them, and every claim checked")
     began = _seconds()

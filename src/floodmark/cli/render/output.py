@@ -1,9 +1,9 @@
-"""Where a command prints: lines and tables for people, JSON lines for programs, and nothing else on stdout.
+"""The output of commands: lines and tables for people, JSON lines for programs, and nothing else on stdout.
 
-Every result has a shape: one object (`result`, `report`, `details`) or many (`rows`).  Its fields go to
-`--json`, its names and values to people, by their types and names: `_version` is a version, `_ms` a length of
-time, `_bytes` a size.  A version becomes a string in JSON, because many readers round numbers above 2**53.
-Text of other users never reaches the terminal as control characters.
+Every result has a shape: one object (`result`, `report`, `details`) or many (`rows`).  `--json` prints its
+fields; for people, values are rendered by the types and names of fields: `_version` is a version, `_ms` a
+length of time, `_bytes` a size.  A version becomes a string in JSON, because many readers round numbers above
+2**53.  Text of other users never reaches the terminal as control characters.
 """
 
 import json as json_module
@@ -168,9 +168,9 @@ def _pairs(fields: Mapping[str, object]) -> Pairs:
 
 
 def console_on(stream: TextIO, *, quiet: bool = False) -> Console:
-    """A console that prints what it is given: nothing in the text is taken for markup.
+    """A console that prints text as it is, without interpreting markup.
 
-    A terminal that cannot draw over what it shows (`TERM=dumb`) gets what a pipe gets.
+    A terminal that cannot draw over earlier output (`TERM=dumb`) gets the same output as a pipe.
     """
     make = partial(
         Console, file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True, quiet=quiet
@@ -200,7 +200,7 @@ class Output:
         self.bars = BARS if self._unicode else PLAIN_BARS
 
     def result(self, fields: Mapping[str, object], shown: str | Pairs) -> None:
-        """One object: its fields for programs; a line, or names and values, for people."""
+        """Print one object: its fields for programs; a line, or names and values, for people."""
         if self.json:
             self.object(fields)
         elif isinstance(shown, str):
@@ -209,12 +209,12 @@ class Output:
             self.fields(shown)
 
     def report(self, item: object) -> None:
-        """A structure or dataclass, with all its fields."""
+        """Print a structure or dataclass, with all its fields."""
         fields = plain(item)
         self.result(fields, _pairs(fields))
 
     def details(self, item: Item, columns: Mapping[str, Column[Item]], fields: Fields[Item] = plain) -> None:
-        """One object: its fields for programs, and some of it for people."""
+        """Print one object: all its fields for programs, the given columns for people."""
         self.result(fields(item), [(name, _cell(item, column)) for name, column in columns.items()])
 
     def rows(
@@ -223,7 +223,7 @@ class Output:
         columns: Mapping[str, Column[Item]],
         fields: Fields[Item] = plain,
     ) -> None:
-        """Many objects: one JSON object a line, or a table, in which a version is shown by its time."""
+        """Print many objects: one JSON object a line, or a table, which shows versions by their times."""
         if self.json:
             for item in items:
                 self.object(fields(item))
@@ -235,11 +235,11 @@ class Output:
         self.table(list(columns), rows)
 
     def object(self, fields: Mapping[str, object]) -> None:
-        """One JSON object on a line of its own."""
+        """Print one JSON object on a line of its own."""
         self._write(msgspec.json.encode(fields).decode() if self._unicode else json_module.dumps(fields))
 
     def line(self, *parts: Part) -> None:
-        """One line for people."""
+        """Print one line for people."""
         shown = [
             _show_lines(part) if isinstance(part, str) else (_show_lines(part[0]), part[1]) for part in parts
         ]
@@ -249,7 +249,7 @@ class Output:
             self._write("".join(part if isinstance(part, str) else part[0] for part in shown))
 
     def fields(self, pairs: Pairs) -> None:
-        """Names and values, one pair a line."""
+        """Print names and values, one pair a line."""
         several = [(name, value if isinstance(value, list) else [value]) for name, value in pairs]
         shown = [(name, each) for name, values in several for each in values if each is not None]
         width = max(len(name) for name, _ in shown)
@@ -257,7 +257,7 @@ class Output:
             self.line((name.ljust(width + 2), "dim"), show_text(show_value("", value)))
 
     def table(self, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        """Rows under a header.  On a terminal that is too narrow, cells are wrapped."""
+        """Print rows under a header.  On a terminal that is too narrow, cells are wrapped."""
         shown = [[show_text(cell) for cell in row] for row in rows]
         if self.is_terminal:
             columns = [TableColumn(name, overflow="fold") for name in header]
@@ -270,11 +270,11 @@ class Output:
             self.line(line)
 
     def raw(self, data: bytes) -> None:
-        """Bytes exactly as they are."""
+        """Write bytes unchanged."""
         self._stream.flush()
         left = memoryview(data)
         while left:
-            # An unbuffered stream writes as much as the pipe takes.
+            # An unbuffered stream may write only a part of it.
             left = left[self._stream.buffer.write(left) :]
         self._stream.buffer.flush()
 
@@ -292,5 +292,5 @@ def _show_lines(text: str) -> str:
 
 
 def note(text: str) -> None:
-    """A remark beside the result, on stderr."""
+    """Print a remark about the result on stderr."""
     console_on(sys.stderr).print(Text(_show_lines(text), style="dim"))

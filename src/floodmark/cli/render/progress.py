@@ -41,7 +41,7 @@ def counted(items: Iterable[Item], what: str, *, seconds: float = PROGRESS_SECON
 
 @contextmanager
 def tracked(what: str, *, seconds: float = PROGRESS_SECONDS) -> Iterator[Callable[[str, int], None]]:
-    """A function that sets the description and the count of what is shown."""
+    """Show a spinner with a count; yields a function that sets its description and its count."""
     with _display(what, "{task.completed:,.0f}", seconds) as display:
         task = display.task_ids[0]
         yield lambda now, done: display.update(task, description=now, completed=done)

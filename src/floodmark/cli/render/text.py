@@ -1,11 +1,11 @@
-"""From bytes, versions and durations to text.
+"""Renders bytes, versions and durations as text.
 
 Text for people can be pasted back (`model/text.py`): bytes that are not plain printable text, or
 that would be mistaken for hexadecimal, are shown as `0x…`.
 
-In JSON, bytes that are UTF-8 stand as text under their name (`key`), all others as base64 under the name
-with `_base64` behind it (`key_base64`).  Versions are strings: they need 64 bits, and many JSON readers
-round numbers above 2**53, which would move a checkpoint.
+In JSON, bytes that are UTF-8 are text under their name (`key`), all others base64 under the name with the
+suffix `_base64` (`key_base64`).  Versions are strings: they need 64 bits, and many JSON readers round numbers
+above 2**53, which would move a checkpoint.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ PLAIN_BARS: Final = " .:-=+*#@"
 
 
 def show_text(text: str) -> str:
-    r"""A text that came from elsewhere, on one line: what would steer a terminal is shown as an escape.
+    r"""A text that other users may have written, on one line, with control characters as escapes.
 
     >>> print(show_text("a\x1b[2Jb"), show_text("one\ntwo"), show_text("blåbær"))
     a\x1b[2Jb one\ntwo blåbær
@@ -91,7 +91,7 @@ def show_version(version: Version) -> str:
 
 
 def show_lag(lag_ms: int) -> str:
-    """A lag, as exactly as it matters.
+    """A lag, with a precision that fits its length.
 
     >>> show_lag(7), show_lag(12_345), show_lag(90_061_000)
     ('7 ms', '12.3 s', '1d1h1m1s')
@@ -104,7 +104,7 @@ def show_lag(lag_ms: int) -> str:
 
 
 def show_expiry(expires_at: int | None) -> str | None:
-    """The second at which a record is gone, as a moment in UTC."""
+    """The second at which a record expires, as a moment in UTC."""
     if expires_at is None:
         return None
     seconds = min(expires_at, MOMENT_SECONDS_MAX)

@@ -1,1 +1,1 @@
-"""The console: one page that shows sites, read-only, and what it asks of them while a browser looks."""
+"""The console: one read-only page about sites, which are polled while a browser has it open."""

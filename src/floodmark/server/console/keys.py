@@ -116,6 +116,6 @@ def _describe(found: FoundRecord, names: Callable[[int | None], str], now_ms: in
 
 
 def _show_value(value: bytes) -> str:
-    """A value as keys are shown, but that a text may have several lines."""
+    """A value in the form of keys, except that text may have several lines."""
     lines = [show_bytes(line) for line in value.split(b"\n")]
     return show_bytes(value) if any(line.startswith("0x") for line in lines) else "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Opens a console.  Like all pages it is loaded when it is first served (`server/health.py`)."""
+"""Opens a console.  Like all pages, it is imported when it is first served (`server/health.py`)."""
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -15,7 +15,7 @@ _SERVED: Final = "floodmark.server.console.served"
 
 
 class WatchedSite(NamedTuple):
-    """A site that a console shows: its name, as far as it is known, its URL, and a way to its host."""
+    """A site that a console shows: its name (or what is known of it), its URL; `reach` returns its host."""
 
     name: str
     url: str

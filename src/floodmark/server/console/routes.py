@@ -1,9 +1,9 @@
 """The routes of the console: the page, its stream of events, and a key.
 
-The page itself tells nothing, and a browser gets it without a token: it has the form that asks for one.  All
-else needs a caller with the role `read`, on the whole site for what is shown of it, on the namespace for a
-key.  The token comes in the header Authorization, so no other page can make a browser send it, and no other
-server on the machine gets it, as one would a cookie.
+The page itself holds no data, and a browser gets it without a token: it has the form that asks for one.  All
+other routes need the role `read`: on the whole site for its state, on the namespace for a key.  The token is
+sent in the header Authorization.  Unlike a cookie, it cannot be sent on behalf of another page, and does not
+reach another server on the machine.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from floodmark.server.logs import RefusedCallers
 from floodmark.server.web import CERTIFICATE, METRICS, RENEW, in_thread
 
 FRAME_SECONDS: Final = 1.0
-# Readers of events, who keep their connections: others must get in to look a key up.
+# Streams of events keep their connections: some must remain free, to look up keys.
 READERS_MAX: Final = 16
 
 _STATIC: Final = {
@@ -54,7 +54,7 @@ _JSON: Final = "application/json"
 
 
 class Console:
-    """The routes over some sites.  Callers show themselves to `access`; `metrics` renders a page of them."""
+    """The routes over some sites.  `access` authenticates callers; `metrics` renders the page of metrics."""
 
     def __init__(
         self,
@@ -67,8 +67,8 @@ class Console:
         self._watching = watching
         self._access = access
         self._metrics = metrics
-        # A page of another site could have its name resolved to this machine, and the browser would let it
-        # read what needs no token.
+        # A page from elsewhere could have its host name resolved to this machine, and the browser would let
+        # it read everything that needs no token.
         self._requires_own_name = loopback and access is OPEN_ACCESS
         self._refused = RefusedCallers()
         self._readers = 0
@@ -132,7 +132,7 @@ class Console:
                 watching, added = self._watching, self._watching.points_added
                 yield _event("history", list(watching.points))
                 while True:
-                    # A token that was taken away, or has expired, shows no more.
+                    # Ends the stream when the token was revoked or has expired.
                     self._authenticate(request).require(Role.READ, None)
                     frame = watching.frame()
                     if added < watching.points_added:

@@ -13,7 +13,7 @@ from floodmark.server.web import WebServer
 class ServedConsole:
     """Serves the page of some sites from construction until it is closed.
 
-    A site is its name, as far as it is known, its URL, and a way to its host.
+    Each of `sites` has the fields of `WatchedSite`.
     """
 
     def __init__(
@@ -40,6 +40,6 @@ class ServedConsole:
         self.close()
 
     def close(self) -> None:
-        """Stop serving and looking.  Closing twice is harmless."""
+        """Stop serving and polling.  Closing twice is harmless."""
         self._watching.stop()
         self._server.close()

@@ -1,7 +1,7 @@
-"""Looks at sites once a second, while at least one browser looks at the page, and keeps what it has seen.
+"""Polls sites once a second, while at least one browser has the page open, and keeps the last answers.
 
-A thread for each site asks for its overview, so a site that is silent holds up no other.  What the page gets
-is a frame: for each site the last overview with its age, the alarms of all, and one sentence of health.
+A thread for each site requests its overview, so a silent site does not delay the others.  The page gets a
+frame: for each site the last overview with its age, the alarms of all, and one sentence about their health.
 History for the small charts is kept in points, one in five seconds, for 15 minutes.
 """
 
@@ -21,11 +21,11 @@ from floodmark.host.ports import Host
 from floodmark.model.errors import FloodmarkError
 
 LOOK_SECONDS: Final = 1.0
-# A site that has told nothing for so long is said to be silent.
+# A site that has not answered for this long is shown as silent.
 SILENT_MS: Final = 2_000
 POINT_MS: Final = 5_000
 POINTS_MAX: Final = 180
-# Of a point; links of the first sites come first.
+# The numbers of a point at most; those of the first sites come first.
 SERIES_MAX: Final = 200
 
 _log = logging.getLogger("floodmark.server.console")
@@ -79,7 +79,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SiteWatch:
-    """The last look at one site.  `reach` returns its host, and connects if it must."""
+    """Polls one site, and keeps its last answer.  `reach` returns its host, and connects if it must."""
 
     def __init__(self, name: str, url: str, reach: Callable[[], Host]) -> None:
         self.name, self.url, self.reach = name, url, reach
@@ -90,11 +90,11 @@ class SiteWatch:
         self._began_ms = monotonic_ms()
 
     def begin(self) -> None:
-        """Forget what was seen long ago: the page was closed since."""
+        """Forget the last answer, which is out of date: the page was closed since."""
         self._overview, self._error, self._began_ms = None, None, monotonic_ms()
 
     def look(self) -> bool:
-        """Ask the site; whether it answered."""
+        """Request the site's overview; returns whether it answered."""
         try:
             before_ms = system_time_ms()
             found = self.reach().status.overview()
@@ -108,9 +108,9 @@ class SiteWatch:
             return False
         now_ms, before = monotonic_ms(), self._overview
         if before is not None and now_ms > self._seen_ms:
-            # A restart begins to count anew.
+            # A restart resets the count.
             self._rate = max(0, found.changes - before.changes) * 1_000 / (now_ms - self._seen_ms)
-        # Beyond what the call itself may have taken.
+        # Only what the duration of the call cannot explain.
         self._skew_ms = max(0, found.now_ms - after_ms) or min(0, found.now_ms - before_ms)
         self.name, self._error = found.site, None
         self._overview, self._seen_ms, self._seen_at_ms = found, now_ms, after_ms
@@ -136,7 +136,7 @@ class SiteWatch:
 
 
 class Watching:
-    """Watches sites while `watched` is entered, by any number of readers."""
+    """Polls sites while at least one reader is in the block of `watched`."""
 
     def __init__(self, sites: Sequence[SiteWatch]) -> None:
         self.sites = list(sites)
@@ -150,7 +150,7 @@ class Watching:
 
     @contextmanager
     def watched(self, on_change: Callable[[], object]) -> Iterator[None]:
-        """Look at the sites within the block; calls `on_change` when one falls silent or answers again."""
+        """Poll the sites within the block; calls `on_change` when one falls silent or answers again."""
         with self._lock:
             self._readers.append(on_change)
             if len(self._readers) == 1:
@@ -168,7 +168,7 @@ class Watching:
                     self._stop.set()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop polling."""
         self._stop.set()
 
     def _look(self, site: SiteWatch, stop: Event) -> None:

@@ -62,7 +62,7 @@ class CallFailure(list[bytes]):
 
 
 class CallJob(WriteJob):
-    """A call that was checked, in its round; the reply is its version."""
+    """A checked call that runs in a round; the reply is the version of its commit."""
 
     __slots__ = ("_durable",)
 
@@ -170,7 +170,7 @@ class StepJob(CallJob):
 
 
 class CallCommand:
-    """One kind of request."""
+    """Runs the calls of one method."""
 
     def __init__(self, handler: Handler, admission: Admission) -> None:
         method = handler.method
@@ -180,13 +180,13 @@ class CallCommand:
         self._is_put, self._is_write, self._is_step = method is PUT, method is WRITE, method in STEPS
         self._is_read = method in (GET, GET_FRESH, FIND, GET_MANY, READ_BATCHES)
         self._is_quick = method is HELLO
-        # As which its requests are counted and logged.
+        # The name under which its requests are counted and logged.
         self.command = Command(name=method.name, arity=3, kind=Kind.CALL, verdict="", handler=self.answer)
 
     def begin(
         self, connection: WritingConnection, caller: Caller, body: bytes, started: float, *, reads_wait: bool
     ) -> "bytes | CallFailure | CallJob | None":
-        """Do what needs no wait: the reply, or a job for a round; None if a worker must run it."""
+        """Run a call that need not wait; returns its reply, a job for a round, or None for a worker."""
         if self._is_quick:
             return self.answer(caller, body)
         writes = self._is_put or self._is_write or self._is_step
@@ -232,7 +232,7 @@ class CallCommand:
         return StepJob(connection, self._handler.method, partition, request, started)
 
     def answer(self, caller: Caller, body: bytes) -> "bytes | CallFailure":
-        """The reply, when all is done."""
+        """Run a call to its end, which may take a while; returns its reply."""
         try:
             if self._is_delayed:
                 self._admission.delay_read_version(queued=True)
@@ -264,7 +264,7 @@ def plan_prepare(partition: LocalPartition, request: Any) -> Prepare:
 
 
 def plan_commit(partition: LocalPartition, request: Any) -> CommitPrepared:
-    """The step that commits what is prepared."""
+    """The step that commits a prepared part of a batch."""
     return partition.plan_commit(request.transaction, request.version)
 
 
@@ -282,7 +282,7 @@ def find_calls(handlers: Iterable[Handler], admission: Admission) -> Mapping[byt
 
 
 def refuse_stopping() -> CallFailure:
-    """The reply of a server that stops."""
+    """The reply of a server that is stopping."""
     return CallFailure(stopping())
 
 
@@ -296,5 +296,5 @@ def unknown_call(name: bytes) -> CallFailure:
     "FM.CALL", 3, "ours: `FM.CALL method body`, a point call of a client of Floodmark (`floodmark.connect`)"
 )
 def refuse_call(session: Session, arguments: Arguments) -> object:
-    """Reached only where no call can run."""
+    """Refuse the command; connections run calls without this handler."""
     raise CommandError("ERR FM.CALL is not allowed in a transaction")

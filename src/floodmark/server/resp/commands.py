@@ -7,6 +7,6 @@ from floodmark.server.resp.table import TABLE, CommandTable
 
 MODULES: Final = (calls, groups, hashes, scans, sessions, strings)
 COMMANDS: Final[CommandTable] = TABLE
-# The two that most requests are.
+# The two most frequent commands.
 GET: Final = TABLE.commands[b"GET"]
 SET: Final = TABLE.commands[b"SET"]

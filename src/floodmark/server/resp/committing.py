@@ -4,12 +4,12 @@ The event loop gathers jobs, and one thread leads a round for all of them; meanw
 and gathers the next round.  A job is answered when its round is durable.
 
 Puts that need no decision come first: those of a round in one partition are one commit, with one version and
-one row of the change log, except that a key that comes again begins another.  A connection has no such put
-behind a job that is decided, so its order is kept.
+one row of the change log; a second put of the same key begins another commit.  A connection never has such a
+put after a job that is decided in its round, so its order is kept.
 
 A job that meets the prepared write of a transaction, or a partition that has moved, is not run.  Nor are the
-later jobs of its connection, so that a pipeline stays in order.  A worker thread waits for the end of the
-prepared write and runs them one by one.
+later jobs of its connection, so that a pipeline stays in order.  A worker thread waits until the prepared
+write has ended, and runs them one by one.
 """
 
 import asyncio
@@ -33,10 +33,10 @@ from floodmark.server.resp.session import QueuedCommands, Session
 from floodmark.server.resp.table import Arguments, Handler, attempt, describe
 from floodmark.wire.resp import ErrorReply
 
-# Jobs of one round, so that a flood of writes does not become one long wait.
+# The most jobs of one round, so that a flood of writes does not become one long wait.
 ROUND_JOBS_MAX: Final = 4_096
-# How long a round waits for the clients of the last one, by the time that it took; and how many rounds do not
-# wait after a wait in vain.
+# How long a round waits for the clients of the last one, as a multiple of that round's time; and how many
+# rounds begin without a wait after one that timed out.
 WAIT_FACTOR: Final = 1.5
 HASTY_ROUNDS: Final = 16
 
@@ -55,7 +55,7 @@ class WritingConnection(Protocol):
         """Answer a job.  Called on the event loop."""
 
     def run(self) -> None:
-        """Go on with the next requests."""
+        """Run the next requests."""
 
 
 class WriteJob:
@@ -95,13 +95,13 @@ class WriteJob:
         return step
 
     def decide(self) -> Mapping[bytes, bytes]:
-        """Run over the records of this moment; what is to be written."""
+        """Run the command over the present records, and set the reply; returns the rows to write."""
         records = self.connection.session.new_records()
         self.reply = attempt(self.name, lambda: self.handler(records, self.request))
         return {} if isinstance(self.reply, ErrorReply) else records.rows
 
     def plan(self) -> Commit | None:
-        """The commit of its own, for the round that begins; None if it has none, or shares one."""
+        """The job's own commit, for the round that begins; None if it has none or shares one."""
         return self.commit if isinstance(self.commit, Step) else None
 
     @property
@@ -120,7 +120,7 @@ class WriteJob:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether it has to run once more."""
+        """Whether the job was not run in its round, and has to run again."""
         commit = self.commit
         if commit is None:
             return False
@@ -130,7 +130,7 @@ class WriteJob:
 
 
 class Step(Decided):
-    """A job in its round."""
+    """The commit of a job that is decided inside its round."""
 
     def __init__(self, node: Node, job: WriteJob, *, is_alone: bool) -> None:
         super().__init__(node.committer, lambda: node.map, job.on, job.decide, durable=job.durable)
@@ -149,7 +149,7 @@ class Step(Decided):
 
 
 class RoundLeader:
-    """Leads the rounds of all connections."""
+    """The thread that leads the rounds for all connections."""
 
     def __init__(
         self, find_node: Callable[[], Node], loop: asyncio.AbstractEventLoop, work: Callable[..., object]
@@ -159,10 +159,11 @@ class RoundLeader:
         self.forward: Callable[[WriteJob, Sequence[bytes]], bool] = lambda *_: False
         self._loop = loop
         self._work = work
-        # Jobs for the next round, and whether the thread is to take them without being told.
+        # Jobs for the next round, and whether the thread will take them without a message in its inbox.
         self._gathered: list[WriteJob] = []
         self._is_busy = False
-        # While the thread waits for more jobs, for how many; and how many rounds begin without such a wait.
+        # The number of jobs that the thread waits for (0 if it does not wait), and how many of the next
+        # rounds begin without such a wait.
         self._wanted = 0
         self._hasty = 0
         self._lock = Lock()
@@ -172,7 +173,7 @@ class RoundLeader:
 
     @property
     def node(self) -> Node:
-        """The node that commits; one of several has another after it was fenced."""
+        """The node that commits; a fenced node is replaced by another."""
         return self._find_node()
 
     def queued(self) -> int:
@@ -180,7 +181,7 @@ class RoundLeader:
         return len(self._gathered)
 
     def submit(self, job: WriteJob) -> None:
-        """Add a job to the next round.  For the event loop."""
+        """Add a job to the next round.  Called on the event loop."""
         with self._lock:
             self._gathered.append(job)
             if self._is_busy:
@@ -188,7 +189,7 @@ class RoundLeader:
                     self._inbox.put(True)
                 return
             self._is_busy = True
-        # After all connections have been read that have something to say in this turn.
+        # After all connections with requests in this turn of the event loop have been read.
         self._loop.call_soon(self._inbox.put, True)
 
     def close(self) -> None:
@@ -210,8 +211,9 @@ class RoundLeader:
     def _wait_for(self, number: int, seconds: float) -> None:
         """Wait for more jobs from the clients that are answered now.
 
-        If they come in time, one round serves all clients; without a wait these would fall into two halves,
-        each of which waits for the sync of the other, and competes with the event loop for the interpreter.
+        If they come in time, one round serves all clients.  Without the wait, clients would fall into two
+        halves, each of which waits for the sync of the other half, and more rounds would compete with the
+        event loop for the interpreter.
         """
         with self._lock:
             self._wanted = len(self._gathered) + number
@@ -267,13 +269,13 @@ class RoundLeader:
             self._look_after(connection)
 
     def _look_after(self, connection: WritingConnection) -> None:
-        """Let a worker run what is blocked, unless one does."""
+        """Start a worker that runs the connection's blocked jobs, unless one is running."""
         if not connection.is_settling:
             connection.is_settling = True
             self._work(self._settle, connection, [*connection.blocked])
 
     def _settle(self, connection: WritingConnection, jobs: Sequence[WriteJob]) -> None:
-        """Run jobs one by one, each when what blocks it has ended.  In a worker thread."""
+        """Run jobs one by one, each after the transaction that blocks it.  Runs in a worker thread."""
         for job in jobs:
             if job.is_blocked:
                 self._settle_one(job)
@@ -329,7 +331,7 @@ def plan_puts(node: Node, jobs: Sequence[WriteJob]) -> list[Commit]:
             continue
         key = job.key
         if job.connection.is_halted:
-            # Behind a job that has to run once more.
+            # An earlier job of its connection has to run again, and this one after it.
             job.value = None
             job.decide_on(node, (key,))
             continue
@@ -351,7 +353,7 @@ def _plan_group(partition: LocalPartition, group: Mapping[bytes, WriteJob]) -> l
         if len(jobs) == 1:
             jobs[0].refuse(error)
             return []
-        # One of them is refused, or together they are too large: each alone.
+        # One of them is refused, or together they are too large: plan each alone.
         return [commit for key, job in group.items() for commit in _plan_group(partition, {key: job})]
     for job in jobs:
         job.commit = commit

@@ -1,9 +1,9 @@
-"""One client's connection: its requests in order, each to the part of the server that runs it.
+"""One client's connection: dispatches its requests, in order, to the parts of the server that run them.
 
-A pipeline may have many writes on their way.  Small reads behind them run in the same rounds, and anything
-else waits until these are answered, so that replies come in the order of requests and a read sees the writes
-before it.  While a client does not read its answers, or has a request that waits, the server reads no more
-from it.
+A pipeline may have many writes on their way.  Small reads after them run in the same rounds, and any other
+request waits until these are answered, so that replies come in the order of requests and a read sees the
+writes before it.  While a client does not read its answers, or has a request that waits, the server reads no
+more from it.
 """
 
 import asyncio
@@ -52,9 +52,9 @@ from floodmark.wire.resp import OK, QUEUED, ErrorReply, RequestParser, encode_re
 
 # Poll interval of a request that waits for changes; it reads only if something was committed since.
 LOOK_SECONDS: Final = 0.02
-# Other nodes do not tell that they have committed: a request then reads so often.
+# Poll interval in a site of several nodes: it reads each time, as commits of others are not counted here.
 LOOK_MS: Final = 100
-# Answers that wait for the end of the turn.
+# With this many bytes, answers are sent without waiting for the end of the event loop's turn.
 FLUSH_BYTES: Final = 64 * KIB
 # A read of more keys runs in a worker thread.
 READ_ARGUMENTS_MAX: Final = 256
@@ -119,22 +119,22 @@ class RespConnection(asyncio.Protocol):
         # Whether such a GET was not answered yet.
         self.has_gets = False
         node = door.spaces.host.node
-        # A read may go to another node.
+        # A read may be a call to another node.
         self._reads_wait = node.engine.limits.reads_wait or node.number > 0
-        # Writes that were not answered yet, and those of them that are decided in their round: what follows
-        # these must be, too.
+        # The number of unanswered writes, and of those that are decided in their round: writes after such a
+        # one must be decided in a round, too.
         self._pending = self._decided = 0
         # While the connection is halted, a worker runs the writes that are blocked.
         self.is_halted = False
         self.is_settling = False
         self.blocked: deque[WriteJob] = deque()
-        # Whether a worker has a request, and whether the client does not read its answers.
+        # Whether a worker runs a request, and whether the client does not read its answers.
         self._is_waiting = False
         self._is_full = False
         self._is_reading = True
         # Whether the client has shut down its side: it is answered, then closed.
         self._is_ended = False
-        # Commits of the site when a request that waits for changes was last looked at.
+        # The site's count of commits when a request that waits for changes last read.
         self._commits = 0
         self._stall: asyncio.TimerHandle | None = None
         self._renewed_at_ms = door.now_ms
@@ -159,21 +159,21 @@ class RespConnection(asyncio.Protocol):
             self._stall = self._door.call_later(seconds, self._cut)
 
     def widen(self) -> None:
-        """Take as much from the client as one may send that is known."""
+        """Raise the limits on requests to those for authenticated clients."""
         self._parser.set_limits(RESP_ARGUMENTS_MAX, WRITE_BYTES_MAX, WRITE_BYTES_MAX)
 
     def data_received(self, data: bytes) -> None:
         self._door.received_bytes += len(data)
-        # The hottest request: what it depends on was looked at when the last other one was run.
+        # The most frequent request: `run` has checked all that it depends on after the last other request.
         if not self._pending and (key := match_get(data)) is not None and self._get_later(key):
             return
         self._requests += self._parser.feed(data)
         self.run()
 
     def eof_received(self) -> bool:
-        """Run what has arrived whole, and close behind the last answer.
+        """Run the complete requests that have arrived, and close after the last answer.
 
-        True keeps the connection open until then.  TLS here has no half-open connections: it is closed.
+        True keeps the connection open until then.  With TLS no connection can be half open: it closes now.
         """
         self._is_ended = True
         self.run()
@@ -242,7 +242,7 @@ class RespConnection(asyncio.Protocol):
                 self.transport.close()
             return
         if self._is_reading == bool(requests):
-            # What has arrived is run first.
+            # Requests that have arrived are run before more are read.
             self._is_reading = not requests
             if not self.transport.is_closing():
                 (self.transport.resume_reading if self._is_reading else self.transport.pause_reading)()
@@ -283,20 +283,20 @@ class RespConnection(asyncio.Protocol):
                 self.transport.write(data)
 
     def _get_later(self, key: bytes) -> bool:
-        """Let a GET be answered with those of other connections, if it can be."""
+        """Queue a GET, to be answered together with those of other connections; False if it cannot be."""
         if self.qualify is None:
             return False
         try:
             qualified = self.qualify(key)
         except FloodmarkError:
-            # It is run by itself, for its error.
+            # It is run alone, for its error.
             return False
         self.has_gets = True
         self._door.get_later(self, qualified)
         return True
 
     def _begin(self, request: list[bytes]) -> bool:
-        """Run a request, or send it on its way; False if it has to wait for the writes before it."""
+        """Run or start a request; False if it has to wait for the writes before it."""
         session = self.session
         command = TABLE.find(request[0])
         if command is GET and len(request) == 2 and not self._pending:
@@ -304,9 +304,9 @@ class RespConnection(asyncio.Protocol):
             if self._get_later(request[1]):
                 return True
         if self.has_gets:
-            # What follows must not be read or written before them.
+            # This request must not read or write before them.
             self._door.answer_gets()
-        # A small read behind a write runs in a round, too, so that a pipeline of both needs one sync.
+        # A small read after a write runs in a round, too, so that a pipeline of both needs one sync.
         reads_in_round = self._pending and not self._reads_wait and len(request) <= READ_ARGUMENTS_MAX
         kinds = (Kind.WRITE, Kind.READ) if reads_in_round else (Kind.WRITE,)
         if command is not None and session.queued is None and command.kind in kinds:
@@ -369,7 +369,7 @@ class RespConnection(asyncio.Protocol):
         self.run()
 
     def _look_later(self, command: Command, later: Later, started: float) -> None:
-        """Look again when something was committed, until the reply is there or its time is over."""
+        """Read again once something was committed, until there is a reply or the request times out."""
         is_late = later.until_ms is not None and monotonic_ms() >= later.until_ms
         if is_late or self.session.is_leaving:
             self._end_slow(command, None, started)
@@ -384,7 +384,7 @@ class RespConnection(asyncio.Protocol):
     # Calls of our own clients
 
     def _call(self, name: bytes, body: bytes, started: float) -> bool:
-        """Answer a call, or send it on its way."""
+        """Answer a call, or start it."""
         caller = self.session.caller
         assert caller is not None
         call = self._door.calls.get(name)
@@ -404,7 +404,7 @@ class RespConnection(asyncio.Protocol):
     # Writes
 
     def _submit(self, command: Command, request: list[bytes]) -> None:
-        """Send a write on its way, which runs inside a round."""
+        """Start a write, or a small read after one, which runs inside a round."""
         session = self.session
         records = session.records
         assert records is not None
@@ -437,7 +437,7 @@ class RespConnection(asyncio.Protocol):
         self._door.committing.submit(job)
 
     def finish(self, job: WriteJob, now: float) -> None:
-        """Answer a write, and go on if it was the last one on its way."""
+        """Answer a write; after the last one on its way, run the requests that waited for it."""
         reply, commit = job.outcome(), job.commit
         if commit is not None and commit.error is None and commit.version:
             self.session.version = commit.version
@@ -456,7 +456,7 @@ def count_activity(node: Node) -> int:
 
 
 def may_run(session: Session, command: Command | None, request: Arguments) -> object:
-    """Why a request is not run now: its reply, or None if it is."""
+    """None if a request may run now, otherwise its reply: an error, or QUEUED in a transaction."""
     if session.caller is None and (command is None or not command.is_open):
         return NO_AUTH
     if command is None:

@@ -1,7 +1,7 @@
-"""The door: a listener, an event loop in a thread, and the connections of clients.
+"""The server of RESP: a listener, an event loop in a thread, and the connections of clients.
 
-The event loop answers reads, one thread commits writes (`committing.py`), and a few worker threads run what
-may wait.  uvloop runs the loop where it is installed.
+The event loop answers reads, one thread commits writes (`committing.py`), and a few worker threads run
+commands that may wait.  uvloop runs the loop where it is installed.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ from floodmark.server.visits import RENEW_MS
 from floodmark.wire.resp import ErrorReply
 
 WORKERS: Final = 16
-# How long a client of a closing server has to take its last answers.
+# How long a client of a closing server has to read its last answers.
 FLUSH_SECONDS: Final = 2.0
 LOOK_SECONDS: Final = 0.2
 # How long a closing server refuses calls before it closes connections.
@@ -88,7 +88,7 @@ class RespDoor:
         self.port: int = listening.getsockname()[1]
         self.address = host, self.port
         self.is_stopping = False
-        # The time by a look at the clock now and then, and what was sent since.
+        # The time, which `_look` updates, and the bytes received and sent since then.
         self.now_ms = self._looked_at_ms = monotonic_ms()
         self.received_bytes = self.sent_bytes = 0
         self.calls = find_calls(handlers, admission)
@@ -121,7 +121,7 @@ class RespDoor:
         return self._thread.is_alive()
 
     def close(self, timeout_seconds: float) -> None:
-        """Take no more requests, finish writes that were begun, and let go of the clients."""
+        """Run no more requests, finish the writes that were begun, and close all connections."""
         if self._thread.is_alive():
             future = asyncio.run_coroutine_threadsafe(self._stop(timeout_seconds), self._loop)
             future.result(timeout_seconds + FLUSH_SECONDS)
@@ -147,7 +147,7 @@ class RespDoor:
             lambda: RespConnection(self, name_in),
             sock=self._listening,
             ssl=self._tls,
-            # An idle client does not answer the last message of TLS.
+            # An idle client does not answer the closing message of TLS.
             ssl_shutdown_timeout=None if self._tls is None else FLUSH_SECONDS,
             backlog=_BACKLOG,
         )
@@ -174,7 +174,7 @@ class RespDoor:
         return Session(self._numbers, address, certificate, self)
 
     def admit(self, connection: RespConnection) -> str | None:
-        """Take a client in, or say why not."""
+        """Register a connection, or return the error for its client."""
         session = connection.session
         if self.is_stopping:
             return "ERR the server is stopping"
@@ -188,7 +188,7 @@ class RespDoor:
         return None
 
     def forget(self, connection: RespConnection) -> None:
-        """A client has gone."""
+        """Remove a connection that has closed."""
         self._connections.pop(connection.session, None)
 
     def work(self, function: Callable[..., object], *arguments: object) -> None:
@@ -199,7 +199,7 @@ class RespDoor:
         self._workers.submit(function, *arguments).add_done_callback(lambda _: self._tasks.discard(task))
 
     def queued(self) -> int:
-        """How many writes, and other calls that take a while, are on their way."""
+        """The number of writes, and of requests in worker threads, that are on their way."""
         return self.committing.queued() + len(self._tasks)
 
     def call(self, function: Callable[..., object], *arguments: object) -> None:
@@ -211,7 +211,7 @@ class RespDoor:
         return self._loop.call_later(seconds, function)
 
     def get_later(self, connection: RespConnection, qualified: bytes) -> None:
-        """Answer a GET when all connections have been read that have something to say, with one look-up."""
+        """Answer a GET at the end of this turn of the event loop, in one look-up with those of others."""
         if not self._gets:
             self._gets_at = monotonic_seconds()
             self._end_turn_later()
@@ -247,7 +247,7 @@ class RespDoor:
         return partitions[0].get_many(keys) if len(partitions) == 1 else router.get_many(keys, None)
 
     def flush_later(self, connection: RespConnection) -> None:
-        """Send the answers of a connection when all others have been read that have something to say."""
+        """Send a connection's answers at the end of this turn, after all ready connections were read."""
         self._end_turn_later()
         self._unflushed.append(connection)
 
@@ -276,7 +276,7 @@ class RespDoor:
             self.tallies[name].add(seconds)
 
     def _look(self) -> None:
-        """Once in a while: what need not be exact at each request."""
+        """Update, every LOOK_SECONDS, what need not be exact at each request."""
         self.now_ms = monotonic_ms()
         if self.now_ms - self._looked_at_ms >= RENEW_MS:
             self._looked_at_ms = self.now_ms
@@ -295,7 +295,7 @@ class RespDoor:
         return [*self._connections]
 
     def end(self, session: Session) -> None:
-        """Cut a client off, when its present answer is on its way."""
+        """Close a client's connection, after its present answer."""
         connection = self._connections.get(session)
         if connection is not None:
             self._loop.call_soon(connection.leave)

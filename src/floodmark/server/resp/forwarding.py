@@ -64,7 +64,7 @@ class Forwarding:
         return {owners.get(node.map.route(key).id, 0) for key in keys}
 
     def _send(self, commands: PeerCommands) -> PeerReply:
-        """Ask the owner of the keys, if there is one."""
+        """Run commands at the node that owns all their keys; over several nodes, only as an atomic batch."""
         owners = self._owners(commands.on)
         if len(owners) > 1:
             return self._write_batch(commands)
@@ -108,7 +108,7 @@ class _Visit:
         )
         self._spaces = Spaces(site, default=None, by_prefix=commands.by_prefix)
         self._space = None if commands.space is None else self._spaces.find(commands.space)
-        # The round finds only namespaces that are known by then: others are asked for, which takes the turn.
+        # Look up all namespaces now: inside the round, a look-up would wait for the turn that the round has.
         for namespace in namespaces_of(commands.on):
             name = self._spaces.host.catalog.name_of(int.from_bytes(namespace, "big"))
             if name is not None:

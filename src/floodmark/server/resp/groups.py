@@ -47,7 +47,7 @@ AUTOCLAIM_COUNT: Final = 100
 
 
 class PendingDelivery(NamedTuple):
-    """A delivery that was not acknowledged."""
+    """A delivery that is not acknowledged yet."""
 
     consumer: bytes
     delivered_at_ms: int
@@ -75,7 +75,7 @@ class ConsumerGroup:
         self._unacked_max = spec.unacked_max
 
     def deliver(self, consumer: bytes, count: int, *, keeps: bool) -> list[Any]:
-        """The next entries, which the consumer then has to acknowledge if the group `keeps` them."""
+        """The next entries.  With `keeps` they are pending at the consumer, else acknowledged at once."""
         room = self._unacked_max - len(self.pending)
         if room <= 0:
             raise CommandError("TRYAGAIN the group has too many unacknowledged entries; XACK some first")
@@ -90,7 +90,7 @@ class ConsumerGroup:
         return entries
 
     def acknowledge(self, entries: Iterable[EntryId]) -> int:
-        """Acknowledge entries, durably; how many were pending."""
+        """Acknowledge entries, durably; returns how many of them were pending."""
         found = {entry for entry in entries if entry in self.pending}
         for entry in found:
             self.subscription.acknowledge(ChangePosition(entry.version, entry.number))
@@ -101,13 +101,13 @@ class ConsumerGroup:
         return len(found)
 
     def hand_over(self, entries: Iterable[EntryId], consumer: bytes, *, delivers: bool = True) -> None:
-        """Let a consumer hold pending entries from now on; if it `delivers` them, that is counted."""
+        """Assign pending entries to a consumer; with `delivers`, count this as a delivery."""
         for entry in entries:
             deliveries = self.pending[entry].deliveries + delivers
             self.pending[entry] = PendingDelivery(consumer, monotonic_ms(), deliveries)
 
     def find(self, start: EntryId, end: EntryId, wanted: Callable[[PendingDelivery], bool]) -> list[EntryId]:
-        """The ids of pending entries from one id to another, in order."""
+        """The ids of the wanted pending entries from one id to another, in order."""
         found = (entry for entry, held in self.pending.items() if start <= entry <= end and wanted(held))
         return sorted(found)
 
@@ -129,9 +129,10 @@ class Groups:
         act: Callable[[ConsumerGroup], Any],
         chosen: OnGeneration | None = None,
     ) -> Any:
-        """Act on a group, alone.  After an error the group is opened anew: its lease may be lost.
+        """Act on a group under its lock.  An error closes it, as its lease may be lost; a later call reopens.
 
-        One that is opened goes on where a data set was published as `chosen`, or else as before.
+        `chosen` is what a newly opened group does where a data set was published; by default, what its
+        subscription says.
         """
         with self._lock:
             group = self._open.get((space.name, name))

@@ -21,7 +21,7 @@ SECTIONS: Final = {
 
 
 def render_page(page: str) -> str:
-    """The page with its tables as they are now."""
+    """The page with its tables made anew."""
     parts = [page.partition(MARK)[0] + MARK]
     for kind, title in SECTIONS.items():
         parts.append(

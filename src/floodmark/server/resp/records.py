@@ -49,7 +49,7 @@ class Spaces:
 
     @property
     def host(self) -> EmbeddedHost:
-        """What serves the site in this process now."""
+        """The host that serves the site in this process now; a fenced node is replaced by another."""
         host = self.site.host
         found = host.current if isinstance(host, NodeHost) else host
         assert isinstance(found, EmbeddedHost)
@@ -84,14 +84,14 @@ class Held(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """A watched key: the version of its newest record, dead or alive, and the moment; 0 if there is none."""
+    """A watched key: the version of its newest record, dead or alive (0: none), and when it was watched."""
 
     version: Version
     at_ms: int
 
 
 class KeyPlace(NamedTuple):
-    """Where a key of a request is."""
+    """A key of a request: its namespace, and the key within it and qualified."""
 
     space: Space
     key: bytes
@@ -125,7 +125,7 @@ class CommandRecords:
     # Keys
 
     def locate(self, key: bytes, role: Role) -> KeyPlace:
-        """The place of a key, if the caller has a role there."""
+        """The place of a key; NotAllowed if the caller lacks the role there."""
         space = self.space
         if self.spaces.by_prefix:
             name, colon, key = key.partition(b":")
@@ -165,7 +165,7 @@ class CommandRecords:
         if any(partition.retired for partition in partitions):
             return {}
         rows, at = read_together(node.committer, node.engine, node.clock, keys, bytes_max)
-        # Of what was given away or collected meanwhile, something may be missing.
+        # Rows may be missing if a partition was moved or versions were collected meanwhile.
         if len(rows) < len(keys) or any(partition.retired for partition in partitions):
             return {}
         if at is not None:
@@ -189,7 +189,7 @@ class CommandRecords:
         return None if found is None else Held(found.value, found.expires_at)
 
     def watch(self, qualified: bytes) -> Watched:
-        """A key as it is now."""
+        """The present state of a key, for `is_changed`."""
         found = newest_record(self.spaces.host.node.engine, qualified)
         return Watched(0 if found is None else found[0], self.now_ms())
 
@@ -219,7 +219,7 @@ class CommandRecords:
         self._write(place, row, Held(value, expires_at))
 
     def put_new(self, place: KeyPlace, value: bytes) -> None:
-        """Write a value that lives as long as its namespace says."""
+        """Write a value with the namespace's time to live."""
         self.put(place, value, place.space.expire(None))
 
     def delete(self, place: KeyPlace) -> None:
@@ -227,7 +227,7 @@ class CommandRecords:
         self._write(place, place.space.policy.delete(), None)
 
     def merge(self, place: KeyPlace, state: bytes, held: Held | None) -> None:
-        """Merge a state into a record, which is then as `held` says."""
+        """Merge a state into a record; `held` is the result, for later reads of the same commit."""
         self._write(place, state, held)
 
     def _write(self, place: KeyPlace, row: bytes, held: Held | None) -> None:
@@ -241,7 +241,7 @@ class CommandRecords:
         self._held[place.qualified] = held
 
     def attempt(self, run: "Callable[[], object]") -> object:
-        """Run a part of a transaction: what it wrote is left out if it raises."""
+        """Run one command of a transaction; if it raises, its writes are dropped."""
         rows, held = dict(self.rows), dict(self._held)
         try:
             return run()
@@ -251,14 +251,14 @@ class CommandRecords:
 
 
 def require_plain(place: KeyPlace) -> KeyPlace:
-    """Refuse what only values without parts can do."""
+    """Raise CommandError if the namespace of a place holds counters or fields."""
     if not place.space.is_plain:
         raise CommandError(WRONG_TYPE)
     return place
 
 
 def require_fields(place: KeyPlace) -> KeyPlace:
-    """Refuse what only records of fields can do."""
+    """Raise CommandError unless the namespace of a place holds fields."""
     if not place.space.has_fields:
         raise CommandError(WRONG_TYPE)
     return place

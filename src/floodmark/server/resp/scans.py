@@ -3,8 +3,8 @@
 A stream `changes:<namespace>` has an entry for each change, with the id `<version>-<index>`: the index counts
 the changes of a commit from 0.  An id stays valid as long as the namespace keeps its history.
 
-What comes where a data set was published is one commit, too.  It is computed each time that it is read, so
-the server remembers the places in it at which calls ended.
+The entries where a data set was published are one commit, too.  They are computed each time they are read, so
+the server remembers the places among them at which calls ended.
 """
 
 import re
@@ -56,7 +56,7 @@ def _readable(session: Session) -> list[Space]:
 
 
 class Places(Generic[Name, Place]):
-    """Places by what clients call them; the oldest is forgotten where there are too many."""
+    """Places by the names that clients use for them; beyond RESP_CURSORS_MAX the oldest is forgotten."""
 
     def __init__(self) -> None:
         self._places: OrderedDict[Name, Place] = OrderedDict()
@@ -75,20 +75,20 @@ class Places(Generic[Name, Place]):
 
 
 class Cursors:
-    """Where scans go on that have not come to their end: a client holds a number only."""
+    """The places at which unfinished scans resume, by the number that the client has."""
 
     def __init__(self) -> None:
         self._places: Places[int, tuple[int, bytes]] = Places()
         self._numbers = count_from(1)
 
     def keep(self, namespace: int, key: bytes) -> int:
-        """The cursor of a place."""
+        """Remember a place; returns its cursor."""
         cursor = next(self._numbers)
         self._places.keep(cursor, (namespace, key))
         return cursor
 
     def find(self, cursor: int) -> tuple[int, bytes]:
-        """The namespace and the key that a scan goes on at."""
+        """The namespace and the key at which a scan resumes; CommandError for a cursor that is forgotten."""
         place = self._places.find(cursor)
         if place is None:
             raise CommandError(INVALID_CURSOR)
@@ -162,7 +162,7 @@ def translate_pattern(pattern: bytes) -> bytes:
 
 
 def _translate_class(pattern: bytes, position: int) -> tuple[bytes, int]:
-    """A class of bytes that begins at a position, and where it ends: behind its ], or with the pattern."""
+    """Translate a class of bytes that begins at a position; returns it and the position after its end."""
     is_negated = pattern[position : position + 1] == b"^"
     position += is_negated
     wanted: set[int] = set()
@@ -259,7 +259,7 @@ LAST: Final = EntryId(VERSION_MAX, VERSION_MAX)
 
 
 def parse_id(argument: bytes, index: int) -> EntryId:
-    """An id; one without an index has the given one."""
+    """Parse the id of an entry; `index` is used if it has none.  Raises CommandError."""
     version, dash, rest = argument.partition(b"-")
     if not version.isdigit() or (dash and not rest.isdigit()) or int(version) > VERSION_MAX:
         raise CommandError(INVALID_ID)
@@ -267,7 +267,7 @@ def parse_id(argument: bytes, index: int) -> EntryId:
 
 
 def stream_space(session: Session, stream: bytes, role: Role = Role.READ) -> Space:
-    """The namespace of a stream, if the caller has a role there."""
+    """The namespace of a stream; NotAllowed if the caller lacks the role there."""
     assert session.caller is not None
     if not stream.startswith(STREAM_PREFIX):
         raise CommandError("ERR a stream is named changes:<namespace> here")
@@ -325,7 +325,7 @@ def read_entries(
 
 
 def take_entries(entries: Iterator[Item], count: int) -> list[Item]:
-    """The next entries.  Those before a data set are replied, and its error comes with the next call."""
+    """The next entries.  Those before a published data set are returned; the next call raises its error."""
     found: list[Item] = []
     try:
         found.extend(islice(entries, count))
@@ -401,7 +401,7 @@ def read_stream(session: Session, arguments: Arguments) -> object:
 def read_stream_options(
     arguments: Arguments, flags: Collection[bytes] = ()
 ) -> tuple[Mapping[bytes, bytes], Arguments]:
-    """The options of XREAD and XREADGROUP, and what stands behind STREAMS."""
+    """The options of XREAD and XREADGROUP, and the arguments after STREAMS."""
     words = [word(argument) for argument in arguments]
     if b"STREAMS" not in words:
         raise CommandError(SYNTAX)
@@ -410,7 +410,7 @@ def read_stream_options(
 
 
 def block(read: Callable[[], object], block: bytes | None) -> object:
-    """What is there, or what comes within so many milliseconds; 0 waits for ever."""
+    """The result of `read`, or if there is none, a reply to wait for: `block` milliseconds, 0 for ever."""
     if block is None:
         return read()
     block_ms = integer(block, "ERR timeout is not an integer or out of range")

@@ -1,4 +1,4 @@
-"""What the server knows of one client: who it is, what it has selected, and its transaction."""
+"""The state of one client: its caller, the namespace that it has selected, and its transaction."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -25,7 +25,7 @@ class QueuedCommands(NamedTuple):
     session: object
 
     def run(self, records: CommandRecords) -> object:
-        """Run inside the round; None if a watched key has changed."""
+        """Run inside the round; returns the replies, or None if a watched key has changed."""
         if any(records.is_changed(key, watched) for key, watched in self.watched.items()):
             return None
         return [_run_one(self.session, records, command, request) for command, request in self.queued]
@@ -40,7 +40,7 @@ def _run_one(session: object, records: CommandRecords, command: Command, request
 
 
 class Later(NamedTuple):
-    """A reply that is not there yet: what looks for it once more, and until when (None: for ever)."""
+    """A reply to wait for: `read` polls it, until `until_ms` or, if that is None, for ever."""
 
     read: Callable[[], object]
     until_ms: int | None
@@ -82,7 +82,7 @@ class Session:
         self.library = [b"", b""]
         self.protocol = RESP2
         self.durable = True
-        # How its streams go on where a data set was published, if it has said so.
+        # How its streams go on where a data set was published; None if the client has not chosen.
         self.chosen: OnGeneration | None = None
         # The version of the last write.
         self.version: Version = 0
@@ -106,7 +106,7 @@ class Session:
 
     @property
     def qualify(self) -> Callable[[bytes], bytes] | None:
-        """Qualifies the key of a GET that runs as it comes: the client is known, and in no transaction."""
+        """Qualifies the key of a GET that can run at once; None in a transaction or without a caller."""
         return None if self.queued is not None or self.records is None else self.records.qualify
 
     @property
@@ -114,10 +114,10 @@ class Session:
         """How its streams go on where a data set was published."""
         return self.chosen or OnGeneration.FAIL
 
-    # Who it is
+    # The caller
 
     def authenticate(self, token: str | None) -> None:
-        """Take a token; NotAuthenticated if it is not known."""
+        """Authenticate by a token, or without one by the certificate; raises NotAuthenticated."""
         self.caller = self.door.access.authenticate(token, self._certificate)
         self._token = token
         default = self.door.spaces.default
@@ -128,12 +128,12 @@ class Session:
         self._begin()
 
     def revoke(self, caller: Caller | None) -> None:
-        """Be who the client was before."""
+        """Restore the caller that the client had before."""
         self.caller = caller
         self.records = None if caller is None else self.new_records()
 
     def renew(self) -> None:
-        """Look the caller's rights up again: they may have ended."""
+        """Authenticate again, as the caller's rights may have ended."""
         if self.caller is not None:
             try:
                 caller = self.door.access.authenticate(self._token, self._certificate)
@@ -145,7 +145,7 @@ class Session:
                 self.caller = caller
                 self._begin()
 
-    # What it has selected
+    # The selected namespace
 
     @property
     def space(self) -> Space | None:
@@ -155,7 +155,7 @@ class Session:
     def select(self, name: str) -> None:
         """Select a namespace that the caller may read."""
         assert self.caller is not None
-        # Before it is looked up, so that a caller does not learn which namespaces there are.
+        # Checked before the look-up, so that a caller does not learn which namespaces exist.
         self.caller.require(Role.READ, self.door.spaces.default if name == "0" else name)
         self._space = self.door.spaces.select(name)
         self._begin()
@@ -177,7 +177,7 @@ class Session:
         self.watched = {}
 
     def reset(self) -> None:
-        """As if the client had connected anew."""
+        """Return to the state of a new connection."""
         self.discard()
         self.name = b""
         self.protocol = RESP2

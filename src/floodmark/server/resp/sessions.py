@@ -23,7 +23,7 @@ from floodmark.server.resp.table import (
 )
 from floodmark.wire.resp import OK, PONG, RESP2, RESP3, Simple
 
-# What clients look at to find out which commands there are.
+# The version by which clients decide which commands the server has.
 REDIS_VERSION: Final = "7.0.0"
 NAME_BYTES_MAX: Final = 256
 
@@ -177,7 +177,7 @@ def client(session: Session, arguments: Arguments) -> object:
 
 
 def _visible(session: Session) -> list[Session]:
-    """All clients for an administrator of the site, and its own ones for another caller."""
+    """The sessions that a caller may see and end: all as an administrator of the site, else its own."""
     assert session.caller is not None
     everything = session.door.sessions()
     if session.caller.may(Role.ADMIN, None):
@@ -373,7 +373,7 @@ def unwatch(session: Session, arguments: Arguments) -> object:
     return OK
 
 
-# What is ours alone
+# Floodmark's own commands
 
 
 @TABLE.session("FM.VERSION", 1, "ours: the version of the last write of this connection; 0 before the first")

@@ -32,7 +32,7 @@ def _invalid_expiry(command: str) -> CommandError:
 
 
 def moment_ms(name: bytes, number: int, now_ms: int) -> int:
-    """The moment that an option or a command tells: a P stands for milliseconds, AT for unix time."""
+    """The moment that an option or a command sets: a leading P means milliseconds, a final AT unix time."""
     return (number if name.startswith(b"P") else 1000 * number) + (0 if name.endswith(b"AT") else now_ms)
 
 
@@ -46,7 +46,7 @@ def expiry_of(option: bytes, argument: bytes, now_ms: int, command: str) -> int:
 
 
 EXPIRY_OPTIONS: Final = (b"EX", b"PX", b"EXAT", b"PXAT")
-# Options without a number, by what they tell.
+# Options without a number, and the kind of each.
 SET_OPTIONS: Final = {b"NX": b"IF", b"XX": b"IF", b"GET": b"GET", b"KEEPTTL": b"TTL"}
 GETEX_OPTIONS: Final = {b"PERSIST": b"TTL"}
 
@@ -110,9 +110,9 @@ class SetOptions:
     """The options of SET and GETEX, as Redis parses them: an option may come again, and numbers come last."""
 
     def __init__(self, arguments: Arguments, others: Mapping[bytes, bytes]) -> None:
-        """`others` are the options without a number; of those with one value, only one may be given."""
+        """`others` has the kind of each option without a number; only one option of a kind may be given."""
         self._expiry: tuple[bytes, bytes] | None = None
-        # One option of each kind.
+        # The given option of each kind.
         self.given: dict[bytes, bytes] = {}
         rest: Iterator[bytes] = iter(arguments)
         for argument in rest:
@@ -125,7 +125,7 @@ class SetOptions:
                 self._expiry = option, number
 
     def expires_at(self, now_ms: int, command: str) -> int | None:
-        """The second in which the value expires, if an option tells it."""
+        """The second in which the value expires, if an option sets it."""
         return None if self._expiry is None else expiry_of(*self._expiry, now_ms, command)
 
 
@@ -292,7 +292,7 @@ def expire(records: CommandRecords, arguments: Arguments) -> object:
         or (b"LT" in conditions and present is not None and wanted >= present)
     ):
         return 0
-    # In the past it is deleted now, and not at the end of the second.
+    # A moment in the past deletes the record now, and not at the end of the second.
     _set_expiry(records, place, held, wanted if at_ms > now_ms else 0)
     return 1
 
@@ -342,7 +342,7 @@ def add(records: CommandRecords, arguments: Arguments) -> object:
     return total
 
 
-# What is ours alone
+# Floodmark's own commands
 
 
 @TABLE.write(

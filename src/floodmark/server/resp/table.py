@@ -1,8 +1,8 @@
 """The table of commands: what the server dispatches by, and what `docs/resp.md` is made from.
 
-A command of data gets `Records`, and runs on the event loop if it only reads, or inside a round of group
-commit if it writes.  Both run in a transaction as well.  A command of a session gets the session and the
-server, and runs on the event loop, or in a worker thread if it may wait.
+A command of data gets `CommandRecords`, and runs on the event loop if it only reads, or inside a round of
+group commit if it writes.  Both may run in a transaction.  A command of a session gets the session, and runs
+on the event loop, or in a worker thread if it may wait.
 """
 
 import logging
@@ -46,7 +46,7 @@ class CommandError(Exception):
     """An error reply, with its code."""
 
     def reply(self) -> ErrorReply:
-        """The error as it travels."""
+        """The error as a reply."""
         return ErrorReply(str(self))
 
 
@@ -57,7 +57,7 @@ WRONG_TYPE: Final = "WRONGTYPE Operation against a key holding the wrong kind of
 
 
 def describe(error: BaseException) -> ErrorReply:
-    """The error reply for an error of ours: what a client may do about it is its code."""
+    """The error reply for an exception; its code shows what a client may do about it."""
     match error:
         case CommandError():
             return error.reply()
@@ -95,10 +95,12 @@ def attempt(name: str, run: Callable[[], object]) -> object:
 class Command:
     """One command.
 
-    arity     the number of arguments with the name; at least so many if negative, as in Redis
+    arity     the number of arguments, with the name; a negative one is a minimum, as in Redis
     role      the role that it needs: on the namespaces of its keys, or of its session
     keys      the first and the last argument that is a key, and the step between them; -1 is the last
     verdict   "same as Redis", "differs: …", "ours: …" or "refused: …"
+    is_open   whether a client may send it before it has authenticated
+    is_quick  whether it runs at once inside a transaction, like EXEC
     is_queued whether a transaction may contain it though it is a command of the session
     """
 
@@ -114,7 +116,7 @@ class Command:
     is_queued: bool = False
 
     def fits(self, count: int) -> bool:
-        """Whether a request may have so many arguments."""
+        """Whether a request may have `count` arguments, with the name."""
         return count == self.arity if self.arity >= 0 else count >= -self.arity
 
     def keys_of(self, arguments: Arguments) -> Arguments:
@@ -154,7 +156,7 @@ class CommandTable:
         return self._add(name, arity, Kind.SLOW, verdict, options.pop("role", Role.READ), **options)
 
     def call(self, name: str, arity: int, verdict: str) -> Callable[[Member], Member]:
-        """Add the command of our own clients; its handler runs only where no call can."""
+        """Add the command of Floodmark's own clients; connections run its calls without the handler."""
         return self._add(name, arity, Kind.CALL, verdict, None)
 
     def refuse(self, names: Iterable[str], why: str) -> None:
@@ -180,7 +182,7 @@ class CommandTable:
         return add
 
     def find(self, name: bytes) -> Command | None:
-        """The command of a name, however it is written."""
+        """The command with a name, in any case; None if there is none."""
         return self.commands.get(name) or self.commands.get(name.upper())
 
     def __iter__(self) -> Iterator[Command]:
@@ -209,7 +211,7 @@ def wrong_arity(command: Command) -> ErrorReply:
 
 
 def integer(argument: bytes, error: str = NOT_AN_INTEGER) -> int:
-    """An argument that is a number of 64 bits, written as Redis wants it."""
+    """An argument as a signed number of 64 bits; CommandError unless it is written as Redis requires."""
     try:
         number = int(argument)
     except ValueError:
@@ -222,7 +224,7 @@ def integer(argument: bytes, error: str = NOT_AN_INTEGER) -> int:
 def read_options(
     arguments: Arguments, values: Collection[bytes], flags: Collection[bytes] = ()
 ) -> dict[bytes, bytes]:
-    """Options by their names in capitals; a value follows some, and the others are flags.
+    """Options by their names in capitals: those in `values` are followed by a value, `flags` are not.
 
     >>> read_options([b"count", b"7", b"JUSTID"], [b"COUNT"], [b"JUSTID"])
     {b'COUNT': b'7', b'JUSTID': b''}
@@ -239,12 +241,12 @@ def read_options(
 
 
 def word(argument: bytes) -> bytes:
-    """An option's name, however it is written."""
+    """An option's name in capitals."""
     return argument.upper()
 
 
 def text(argument: bytes, what: str) -> str:
-    """An argument that is text."""
+    """An argument as text; CommandError if it is not UTF-8."""
     try:
         return argument.decode()
     except UnicodeDecodeError:

@@ -78,7 +78,7 @@ def changes_between(since: Version, through: Version) -> dict[str, str]:
 
 
 def pass_heartbeats(host: Host, namespace: int, since: Version, through: Version) -> Counted:
-    """The heartbeats of an interval in which nothing is delivered."""
+    """Count the heartbeats of an interval in which nothing is delivered."""
     request = ChangesRequest(
         keys=qualify_range(namespace),
         namespace=namespace,

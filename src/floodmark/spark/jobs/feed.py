@@ -5,8 +5,8 @@ Only its rounds differ, which Spark's tasks carry out for a few seconds at a tim
 site alone, so a feed can be run here today and in one process tomorrow, and a killed driver loses nothing.
 
 Each task runs a round (`feed/named/round.py`) for some of the ranges, and reports how far they came, also if
-an error stopped one of them.  It watches the lease of its runner by itself: a task that outlives its driver
-stops before another runner may begin.
+an error stopped one of them.  It polls the lease of its runner itself: a task that outlives its driver stops
+before another runner may begin.
 """
 
 import pickle
@@ -53,7 +53,7 @@ from floodmark.spark.session import open_session
 
 # How soon an idle feed notices changes.
 IDLE_MS: Final = 200
-# How long a task delivers before it reports, and how often it looks at the lease.
+# How long a task delivers before it reports, and its poll interval for the lease.
 ROUND_MS: Final = 5_000
 LOOK_SECONDS: Final = 1.0
 
@@ -97,7 +97,7 @@ def run_feed(
     Raises `LeaseHeld` if another runner has the feed, `NotAllowed` if its sink is not among `sinks`,
     `VersionCollected` if changes are gone, and the sink's error if that is final.
 
-    `watch` gets a function that tells how the runner is doing.
+    `watch` is called with a function that returns the runner's statistics.
     """
     source.require_url("fed from")
     began_ms = monotonic_ms()
@@ -156,9 +156,10 @@ def _require_workers_can(feed: Feed, sinks: Sequence[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskReport:
-    """How far the ranges of a task came, what was written, and an error.
+    """The progress of a task's ranges, the counts of its writes, and its error, if any.
 
-    With `failed` the error ends the run, else the next round retries.  With `collected` changes are gone.
+    With `failed` the error ends the run, else the next round retries.  With `collected`, changes that were
+    not delivered have been collected.
     """
 
     ranges: Sequence[RangeProgress]
@@ -185,7 +186,7 @@ class Work:
     shares: Sequence[Sequence[RangeProgress]]
 
     def __call__(self, batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-        """Deliver the shares whose numbers come."""
+        """Deliver the shares whose numbers arrive as rows."""
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 report = pickle.dumps(self._deliver(self.shares[number]))
@@ -265,7 +266,7 @@ class LeaseWatch:
         except FeedNotFound:
             return False
         except Retryable:
-            # Writers stop by themselves when this goes on.
+            # If this lasts, `require_writable` stops the writers.
             return True
         if feed.state not in RUNNING:
             return False
@@ -280,7 +281,7 @@ class LeaseWatch:
         return {part.id for part in self._feed.ranges} <= {part.id for part in feed.ranges}
 
     def require_writable(self) -> None:
-        """Refuse to write when the lease was not seen for too long."""
+        """Raise LeaseHeld if the lease was last confirmed too long ago."""
         if self._elapsed_ms() >= self._writable_until_ms:
             raise self._lost()
 
@@ -309,7 +310,7 @@ class _FeedJob:
     rounds: int = 0
 
     def deliver(self, feed: Feed, ranges: Sequence[RangeProgress], through: Version) -> list[TaskReport]:
-        """Let tasks deliver ranges up to a version, each task some of them."""
+        """Deliver ranges up to a version in Spark's tasks, which share them."""
         options = feed.spec.options
         one = parse_sink(feed.spec.sink).scheme in _ONE_TASK
         tasks = 1 if one else min(options.concurrency, len(ranges))
@@ -401,7 +402,7 @@ class SparkRound(Round):
             self.stopping.wait(pause_ms / 1000)
 
     def _step(self) -> tuple[int, Exception | None]:
-        """Deliver the changes that are there; the next pause, and an error to retry after."""
+        """Deliver the available changes; returns the next pause, and an error to retry after, if any."""
         ends = [version for version in (self.feed.spec.until, self._job.target) if version is not None]
         checkpoint = min(part.checkpoint for part in self._ranges.values())
         is_at_snapshot = any(part.snapshot is not None for part in self._ranges.values())
@@ -430,7 +431,7 @@ class SparkRound(Round):
     def _pass_over(self, ranges: Sequence[RangeProgress], since: Version, version: Version) -> None:
         """Move ranges to a version up to which there is nothing to deliver, past its heartbeats."""
         now_ms = monotonic_ms()
-        # The site need not be asked for heartbeats more often than it is told how far the feed is.
+        # Heartbeats need not be read more often than the feed's progress is reported to the site.
         if not ranges or (self._job.target is None and now_ms - self._passed_ms < REPORT_SECONDS * 1000):
             return
         self._passed_ms = now_ms
@@ -450,7 +451,7 @@ class SparkRound(Round):
         )
 
     def _take(self, reports: Sequence[TaskReport]) -> Exception | None:
-        """Enter the reports of tasks; the error after which the next round retries."""
+        """Record the reports of tasks; returns the error after which the next round retries, if any."""
         problem: Exception | None = None
         for report in reports:
             self._move(report.ranges)

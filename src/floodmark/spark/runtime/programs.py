@@ -134,7 +134,7 @@ def make_java_home(java: Java, environment: Mapping[str, str] = os.environ) -> P
 
 
 def make_python(executable: str, environment: Mapping[str, str] = os.environ) -> str:
-    """The command for Spark's workers: a script before `executable`, or that if it needs the archives."""
+    """The command for Spark's workers: a script for `executable`, or itself if it needs the archives."""
     archives = Path(pyspark.__file__).parent / "python" / "lib"
     if not archives.is_dir() or find_spec("py4j") is None:
         return executable

@@ -188,7 +188,7 @@ class Options:
             raise InvalidOption(f"the options startKey, endKey and prefix: {error}") from error
 
     def read(self, name: str, read: Callable[[str], Value]) -> Value | None:
-        """An option by a function that raises ValueError for a wrong text; None if it is not given."""
+        """An option, parsed by `read`; None if it is not given.  A ValueError becomes InvalidOption."""
         text = self._given.get(name)
         if text is None:
             return None

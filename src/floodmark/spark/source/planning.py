@@ -23,10 +23,10 @@ Sample: TypeAlias = Callable[[KeyRange], Sequence[bytes]]
 
 # How often a range is halved before its parts are cut evenly.
 ROUNDS: Final = 3
-# Steps are drawn over so many bytes behind what all keys begin with.
+# Steps are computed over this many bytes after the common prefix of all keys.
 _PLACES: Final = 8
 
-# What keys are often made of, the smallest first; else any byte may come.
+# The alphabets that keys often use, the smallest first; the last one has every byte.
 _ALPHABETS: Final = tuple(
     sorted(set(alphabet))
     for alphabet in (
@@ -63,9 +63,9 @@ def plan_ranges(
 
 
 def cut_range(keys: KeyRange, pieces: int, sample: Sample, rounds: int = ROUNDS) -> list[KeyRange]:
-    """A range in up to `pieces` parts that hold about as many keys each, by the look of some of them.
+    """A range in up to `pieces` parts with about as many keys each, estimated from samples.
 
-    It is halved a few times, and each half is looked at anew: keys often stand in clusters.
+    It is halved a few times, and each half is sampled again, because keys are often clustered.
 
     >>> cut_range(KeyRange(b""), 2, lambda keys: [b"user/0000", b"user/9999"])
     [KeyRange(start=b'', end=b'user/5000'), KeyRange(start=b'user/5000', end=None)]

@@ -4,7 +4,8 @@ The driver begins a generation, tasks load their rows into it, and the driver's 
 replaces itself, so a task that is repeated, or runs twice, changes nothing; one that comes after the swap is
 refused.  If the job fails, the driver removes the generation; if the driver dies, the site does.
 
-Of a namespace that is shared each site has a generation: a task sorts its rows once, and sends them to all.
+If sites share the namespace, each has a generation of its own: a task sorts its rows once, and sends them to
+all sites.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,7 +60,7 @@ OPTIONS: Final = COMMON | {
     "topology",
     "without",
 }
-# What the driver gets to see of the key and of the value of a refused row.
+# The most characters of a refused row's key, and of its value, that are sent to the driver.
 _SHOWN: Final = 1_000
 
 
@@ -108,12 +109,13 @@ class PublishingWriter(DataSourceArrowWriter):
     sites: tuple[SiteAddress, ...]
     numbers: tuple[int, ...]
     keep: int
-    # What becomes of a key that stands in several rows of a task, and whether its rows are in order of keys.
+    # Raises for a key that several rows of a task have (None: the last one counts), and whether the rows are
+    # in order of keys.
     refuse: Callable[[bytes], None] | None
     in_order: bool
-    # Whether the same job may go on after a failure, so that what was loaded stays.
+    # Whether the job may be resumed after a failure, so that loaded rows stay.
     resumes: bool = False
-    # The driver's file of rows that no namespace takes, and how many these may be; None if the job fails.
+    # The driver's file for refused rows, and their maximum; without a file, the first one fails the job.
     refused: Path | None = None
     refused_max: int = REFUSED_MAX
 
@@ -180,7 +182,7 @@ class PublishingWriter(DataSourceArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         if self.resumes:
             return
-        # What cannot be removed now, the site removes when it hears no more of the publisher.
+        # A generation that cannot be removed now is removed by its site, once the publisher has been silent.
         for each, number in zip(self.sites, self.numbers, strict=True):
             with suppress(FloodmarkError), each.connect() as site:
                 site.generations.drop(self.target.namespace, number)
@@ -225,7 +227,7 @@ def open_publisher(given: Mapping[str, str], schema: StructType) -> PublishingWr
 
 
 def _members(options: Options, address: SiteAddress, name: str, without: Sequence[str]) -> list[SiteAddress]:
-    """The other sites of the option `topology` that share the namespace, but those that are away."""
+    """The other sites of the option `topology` that share the namespace, except those in `without`."""
     file = options.text("topology")
     if file is None:
         return []

@@ -12,9 +12,9 @@ The rows of a batch have no order, so more tasks than there are partitions (`min
 versions of changes, and not the keys: a change log is read by version.  A change feed that begins with a
 snapshot and ends at a version is the snapshot at that version.
 
-A site is read behind a server or in its directory: both readers offer the same calls.  A directory is read
-while another process may have it open, which needs RocksDB.  RocksDB is imported only then: workers that
-reach a site by its URL do without it.
+A site is read through its server or from its directory: both readers offer the same calls.  A directory may
+be read while another process has it open, which needs RocksDB.  RocksDB is imported only then: workers that
+reach a site by its URL do not need it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -91,7 +91,7 @@ _SECONDARY: Final = "floodmark.host.secondary"
 
 
 class ServedReader:
-    """Reads a site behind a server.  Keys and ranges are qualified."""
+    """Reads a site through its server.  Keys and ranges are qualified."""
 
     def __init__(self, site: Site) -> None:
         host = self._host = site.host
@@ -124,7 +124,7 @@ class ServedReader:
     oldest_changes_version = oldest_version
 
     def hold(self, name: str, version: Version, lifetime: timedelta, namespace: NamespaceRow) -> None:
-        """Keep a version readable; a directory cannot be asked for that."""
+        """Hold a version against garbage collection; the reader of a directory cannot."""
         self._host.retention.hold_safe_point(name, version, lifetime, namespace.name)
 
     def sample_keys(self, keys: KeyRange, at: Version) -> list[bytes]:

@@ -12,13 +12,13 @@ place whose versions they are.
 
 A stream that begins with a snapshot at a version S has offsets with `snapshot` until it is read: "the rows up
 to this key of the snapshot at `version` were read", with the key in hexadecimal.  A micro-batch of it names
-the key that it begins behind as well (`from`).
+the key after which it begins as well (`from`).
 
     {"version": S, "snapshot": ""}                  nothing was read
     {"version": S, "snapshot": "…", "from": ""}     rows up to a key were read
     {"version": S, "from": "…"}                     all rows were read
 
-What comes at a swap, if the stream goes on there, is a micro-batch of its own.
+The rows of a swap, if the stream continues there, are a micro-batch of their own.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -91,7 +91,7 @@ class Query:
     """The connection of a query's driver to its site, and the safe point that it holds.  Close it.
 
     The safe point keeps everything that the query may still read, also while it is stopped.  It is held
-    before anything is read, moves behind the batches that Spark has committed, and is renewed while the query
+    before anything is read, follows the batches that Spark has committed, and is renewed while the query
     runs.
     """
 
@@ -122,7 +122,7 @@ class Query:
         self.place = f"namespace {namespace} ({row.id}) of site {self._site.name} ({self.site_id})"
 
     def ask(self, question: Callable[[Host], Result]) -> Result:
-        """Ask the site, also if it is being restarted."""
+        """Call the site, with retries while it is being restarted."""
         return ask_patiently(lambda: question(self._site.host))
 
     def begin(self, reader: str, start: Version | str) -> Version:
@@ -176,11 +176,11 @@ class Query:
             )
 
     def cut_snapshot(self, keys: KeyRange, at: Version, rows_max: int) -> bytes | None:
-        """The qualified key up to which a range has so many rows at a version; None if it has fewer."""
+        """The qualified key up to which a range has `rows_max` rows at a version; None if it has fewer."""
 
         def cut(host: Host) -> bytes | None:
             left = rows_max
-            # Rows are counted by their digests; values need not travel.
+            # Rows are counted by their digests: the site need not send values.
             for page in host.router.scan_records(keys, at, content=Content.DIGESTS):
                 if page.num_rows >= left:
                     key: bytes = page.column(0)[left - 1].as_py()
@@ -315,7 +315,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end
 
     def _snapshot_keys(self, behind: str, through: str | None) -> KeyRange | None:
-        """The qualified keys behind one and up to another, as offsets name them; None if there are none."""
+        """The qualified keys after one and up to another, as offsets name them; None if there are none."""
         end = None if through is None else after(bytes.fromhex(through))
         within = KeyRange(after(bytes.fromhex(behind)), end)
         return self._driver.qualify(self._options.keys).intersect(within)

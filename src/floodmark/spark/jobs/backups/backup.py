@@ -191,7 +191,7 @@ def _begin(job: _Job, kind: PartKind) -> Plan:
     since = 0 if is_full else _newest_version(job.target)
 
     def choose() -> Plan:
-        # Raises Rejoining: a site that is half-way back lacks records, and its watermark does not say so.
+        # Raises Rejoining: a site that is being rebuilt lacks records, which its watermark does not show.
         job.site.host.replication.links()
         # Before the version, so that a site that is restored meanwhile counts as restored later.
         topology = job.site.topology()

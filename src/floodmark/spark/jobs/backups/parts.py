@@ -57,7 +57,7 @@ def explaining(directory: Directory) -> Iterator[None]:
 
 
 def write_files(rows: DataFrame, directory: Directory, at: Version) -> RowSums:
-    """Write rows to a new directory; their sums."""
+    """Write rows to a new directory; returns their sums."""
     observed, sums = observe_rows(rows, at)
     observed.write.mode("error").option("compression", "zstd").parquet(directory.url)
     return sums()

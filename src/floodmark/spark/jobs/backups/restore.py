@@ -163,7 +163,7 @@ def restoring(
 ) -> Iterator["Restoration"]:
     """A restore into a namespace that is new, empty, or holds rows of the same restore.
 
-    One that other sites share is refused, except to a call that `rebuilds` its site from what they have.
+    A namespace that other sites share is refused, unless the call `rebuilds` a site that joins or returns.
     """
     target.require_url("be restored into")
     place = directory_at(backup)
@@ -297,7 +297,7 @@ def _require_sound(spark: SparkSession, place: Directory, chain: Chain, progress
 
 
 def _require_plain(spark: SparkSession, place: Directory, chain: Chain) -> None:
-    """Refuse to restore a part of what a layer keeps, whose keys are not those of its users."""
+    """Refuse to restore a range of keys of a layer, whose stored keys are not those of its users."""
     with explaining(place):
         layers = read_parts(spark, place, chain.parts).where(F.col("key") == F.lit(LAYER)).select("value")
         layer = layers.where(F.col("value").isNotNull()).first()
@@ -346,7 +346,7 @@ def _identify(chain: Chain, version: Version, keys: KeyRange) -> str:
 
 
 def _require_unshared(site: Site, namespace: str) -> None:
-    """Refuse a namespace that other sites share: of a backup, links copy only what this site itself wrote."""
+    """Refuse a namespace that other sites share: links copy only records that were first written here."""
     topology = site.topology()
     others = [] if topology is None else sorted(topology.active_members(namespace).keys() - {site.name})
     if topology is not None and others and namespace in topology.shared_by(site.name):

@@ -148,7 +148,7 @@ def through_of(table: Any, identity: ExportIdentity) -> Version | None:
 
 
 def checks_of(table: Any, through: Version | None) -> Checks:
-    """The checks up to where a table is; none if its log no longer holds that commit."""
+    """The checks that were committed with `through`; empty ones if the log no longer has that commit."""
     entries = (entry for entry in table.history(_ENTRIES_MAX) if entry.get(THROUGH) == str(through))
     found = next((entry.get(CHECKS) for entry in entries), None)
     return Checks() if found is None else _decode(found, Checks, f"{CHECKS} in the log of {table.table_uri}")
@@ -181,7 +181,7 @@ def open_exported(directory: Directory) -> Exported | None:
 
 
 def _steps(table: Any) -> dict[Version, int]:
-    """The versions of the site that the table was at, and the table's own number for each."""
+    """The versions of the site at which steps ended, with the table's own version for each."""
     entries = [entry for entry in table.history() if THROUGH in entry]
     return {int(entry[THROUGH]): entry["version"] for entry in reversed(entries)}
 

@@ -62,10 +62,10 @@ from floodmark.spark.session import open_session
 
 # The changes of a step: enough for Spark, and little enough to repeat.
 CHANGES_MAX: Final = 1_000_000
-# Poll interval without changes, and how soon to move on without any.
+# Poll interval while there are no changes, and how soon an idle target advances without any.
 IDLE_SECONDS: Final = 0.5
 ADVANCE_MS: Final = 30_000
-# The same while counted changes wait for their heartbeat.
+# How soon it advances while counted changes wait for their heartbeat, and how often the safe point moves.
 SETTLE_MS: Final = 2_500
 HOLD_MS: Final = 10_000
 

@@ -91,7 +91,7 @@ class CountedChanges:
         reaction = OnGeneration.DIFFERENCE
         for batch in read_batches(self._address, interval, heartbeats=True, on_generation=reaction):
             if batch.snapshot is not None:
-                # Heartbeats sum up commits, not what comes at a swap.
+                # Heartbeats sum up commits, not the rows of a swap.
                 if batch.keys and not batch.is_marker:
                     yield change_rows(batch, form, interval.now_ms)
                 continue
@@ -112,7 +112,7 @@ class CountedChanges:
 class ChangesTask:
     """Reads, in Spark's tasks, the intervals whose numbers arrive as rows, and counts their changes.
 
-    Gives the rows of `_COUNTED`, or with `writer` its reports.  The last row of an interval holds the count.
+    Yields rows of `_COUNTED`, or with `writer` its reports.  The last row of an interval holds the count.
     """
 
     address: SiteAddress
@@ -135,7 +135,7 @@ class ChangesTask:
                 )
 
     def run(self, spark: SparkSession, schema: pyarrow.Schema) -> DataFrame:
-        """A frame of what the tasks give."""
+        """The rows of the tasks, as a DataFrame."""
         count = len(self.intervals)
         return spark.range(0, count, 1, count).mapInArrow(self, from_arrow_schema(schema))
 
@@ -235,7 +235,7 @@ def write_files(
 def write_changes(
     spark: SparkSession, changes: ChangesTask, directory: Directory, schema: pyarrow.Schema, prefix: str
 ) -> tuple[list[ExportFile], Counted]:
-    """Write changes into new files; the files, and the count of the changes."""
+    """Write changes into new files; returns the files, and the count of the changes."""
     writer = FileWriter(directory.location, schema, prefix)
     return _collect(replace(changes, writer=writer).run(spark, _REPORT), directory)
 
@@ -274,7 +274,7 @@ class FileWriter:
     def _write(
         self, name: str, group: pyarrow.Table | None, more: Iterator[pyarrow.Table]
     ) -> tuple[ExportFile, pyarrow.Table | None]:
-        """Write a file until it is full; the file, and the group that did not go into it."""
+        """Write a file until it is full; returns it, and the next row group, which is not in it."""
         rows, bounds = 0, []
         with directory_at(self.directory).writing(name) as stream:
             with pyarrow.parquet.ParquetWriter(stream, self.schema, compression="zstd") as writer:

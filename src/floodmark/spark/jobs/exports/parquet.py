@@ -186,7 +186,7 @@ class ParquetTarget:
                     self._directory.remove(name)
 
     def _point(self) -> None:
-        """Let the link follow the state."""
+        """Point the link to the directory that the state names."""
         if self._state.rows:
             self._directory.point(POINTER, self._state.rows[-1].directory)
 
@@ -204,13 +204,13 @@ class ParquetTarget:
 
 
 def _remembered(rows: Sequence[Rows]) -> list[Rows]:
-    """The newest entries of those that lie in the last two directories."""
+    """The newest entries for the last two directories, at most `CUTS_MAX`."""
     kept = list(dict.fromkeys(each.directory for each in reversed(rows)))[:2]
     return [each for each in rows if each.directory in kept][-CUTS_MAX:]
 
 
 def load_state(directory: Directory) -> State | None:
-    """The state of a target; None if the directory is none."""
+    """The state of a target; None if the directory is not one."""
     return directory.read_document(STATE, State, "export to another directory")
 
 

@@ -9,8 +9,8 @@ The last row of a task is its report.  If asked for, a row for each drifted key 
 repairs the drift that it finds, and only records that still are as it saw them, so Spark may run a task
 twice.
 
-A task always gives its report.  An error in it is a doubt: the sites that answer are compared, and a site
-that fails is left out from there on.
+A task always returns its report.  An error in it becomes a doubt: the sites that answer are compared, and a
+site that fails is left out from there on.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -240,7 +240,7 @@ class _Findings:
         self._differences_found = 0
 
     def run(self) -> Iterator[pyarrow.RecordBatch]:
-        """Compare and repair.  Gives the rows of drifted keys, and at last the report."""
+        """Compare and repair.  Yields the rows of drifted keys, and at last the report."""
         for window in self._windows():
             for finding in window:
                 self._add(finding)
@@ -445,7 +445,7 @@ def _read_history(host: Host, view: SiteView, keys: KeyRange, since: Version, ch
 
 
 def _read_past_swaps(host: Host, request: ChangesRequest) -> Iterator[ChangeBatch]:
-    """The changes of a log without the data sets that were published, whose rows stand in no log."""
+    """The changes of a log without the data sets that were published, whose rows are in no log."""
     while True:
         try:
             yield from host.changes(request)

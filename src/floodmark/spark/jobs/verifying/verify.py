@@ -1,8 +1,8 @@
 """Verify that sites agree, and repair the keys that have drifted.
 
 Each site is read as of one version with its watermark at that version, so writes may go on: changes under
-way count as lag, and drift is a difference that no waiting mends (`divergence/`).  Digests travel, no
-values.  The outcome is that the sites agree, that they have drifted, or that there are doubts.
+way count as lag, and drift is a difference that does not go away by waiting (`divergence/`).  Sites send
+digests, not values.  The outcome is that the sites agree, that they have drifted, or that there are doubts.
 """
 
 from collections import Counter
@@ -232,7 +232,7 @@ class ComparedSites:
         self._open_sites.close()
 
     def tell(self, summary: VerifySummary) -> None:
-        """Let the sites know what was found, for their overviews."""
+        """Report the result to the sites, for their overviews."""
         totals = {
             name: sum(getattr(pair, name) for pair in summary.pairs) for name in ("compared", "agree", "lag")
         }
@@ -252,7 +252,7 @@ class ComparedSites:
         )
 
     def note(self, report: ComparisonNote) -> None:
-        """Pass a report on.  A caller that may only read, or a site of an earlier release, goes without."""
+        """Send a report to the sites.  A caller that may only read, or an earlier release, is no error."""
         for site in self.sites:
             with suppress(FloodmarkError):
                 site.host.verification.note_comparison(report)
@@ -362,7 +362,7 @@ def _plan_site(site: Site, view: SiteView, tasks_min: int) -> list[KeyRange]:
 def _first_version(host: Host, namespace: str, at: Version) -> Version:
     """The version above which all sites should have the same history.
 
-    What is older than the data set read as of `at` was replaced by it, whether or not it had come.
+    Changes older than the data set that is read at `at` were replaced by it, whether they arrived or not.
     """
     return max(
         host.retention.oldest_version(namespace),
@@ -480,12 +480,12 @@ class Verification:
     def _tasks_min(self) -> int:
         if isinstance(self._spark, SparkSession):
             return _TASKS_PER_CORE * self._spark.sparkContext.defaultParallelism
-        # A Connect server does not tell its number of cores.
+        # A Connect server does not report its number of cores.
         return _TASKS_ELSEWHERE
 
 
 class _ToldProgress:
-    """Progress that the sites hear of too, now and then."""
+    """Passes progress on, and reports it to the sites as well, at most every `_TELL_EVERY_MS`."""
 
     def __init__(self, sites: ComparedSites, namespaces: list[str], then: JobProgress | None) -> None:
         self._sites, self._namespaces, self._then = sites, namespaces, then
