@@ -210,7 +210,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 # Public names are loaded when they are first used: the command starts fast, an embedded site does without
-# Arrow Flight, and a site behind a URL without RocksDB.  Names that are not listed here are errors.
+# Arrow Flight, and a client of a server without RocksDB.  Public names not listed here are error classes.
 _LAZY = {
     "floodmark.feed.named.feeds": ("Feed", "FeedState", "FeedStatistics", "SinkOptions"),
     "floodmark.feed.reading.capture": ("CaptureState", "ChangeCapture"),

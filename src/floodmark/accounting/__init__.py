@@ -1,1 +1,1 @@
-"""Counts and digests of changes, which every reader holds against the heartbeats of a namespace."""
+"""Counts and digests of changes, which every reader compares with the heartbeats of a namespace."""

@@ -13,11 +13,11 @@ A sealed log ends with a heartbeat of its own, S, and its node's next one, which
 changes of S: the sum of both must equal the count.
 
 Some intervals prove nothing, and are reported as unchecked: the first, whose beginning the reader has not
-seen; one in which the node lost count, after a failed write or a start; and one that was caught up by a scan,
-which finds stored records and not logged changes.
+seen; one in which the node lost count, after a failed write or a start; and one in which the reader caught up
+by a scan, which finds stored records and not logged changes.
 
-A reader of fields or counters gets whole records where only parts were written.  Its changes are counted, and
-their digests are left out.
+A reader of fields or counters gets whole records where only parts were written.  Its changes are counted
+without their digests.
 
 An account covers one namespace and one node's changes.  It is part of the reader's checkpoint: store its
 state in the same commit, or the next reader begins with an unchecked interval.
@@ -33,7 +33,7 @@ from floodmark.model.version import Version
 
 
 class Doubt(StrEnum):
-    """Why an interval proves nothing."""
+    """The reason why an interval proves nothing."""
 
     FIRST = "first interval"
     RECOUNT = "the node lost count in it"
@@ -45,7 +45,7 @@ class Doubt(StrEnum):
 
 
 class Checked(msgspec.Struct, frozen=True, tag=True):
-    """Every change in `(since, through]` came exactly once."""
+    """Every change in `(since, through]` arrived exactly once."""
 
     since: Version
     through: Version
@@ -60,7 +60,7 @@ class Unchecked(msgspec.Struct, frozen=True, tag=True):
 
 
 class Finding(msgspec.Struct, frozen=True, tag=True):
-    """The count over `(since, through]` differs from the changes written.
+    """The count over `(since, through]` differs from that of the heartbeat.
 
     `expected` is None if the heartbeat itself is missing.
     """
@@ -89,7 +89,7 @@ class AccountState(msgspec.Struct, frozen=True, array_like=True):
     """An account between two heartbeats.
 
     `pending` was counted since `counted_since`, up to the version `latest`; `sealed` is the sum of logs that
-    were sealed meanwhile.  With a doubt the current interval proves nothing.
+    were sealed meanwhile.  With a `doubt` the current interval proves nothing.
     """
 
     counted_since: Version = 0
@@ -122,7 +122,7 @@ class Account:
         )
 
     def doubt(self, reason: Doubt) -> None:
-        """Let the current interval prove nothing."""
+        """Mark the current interval as unchecked."""
         self.state = msgspec.structs.replace(self.state, doubt=reason)
 
     def close(self, beat: NamespaceBeat) -> Verdict | None:

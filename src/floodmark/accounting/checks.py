@@ -1,8 +1,8 @@
 """The checks of a stage against heartbeats, and their findings.
 
 A stage reads all changes of a namespace and delivers them: a named feed, an export, a Spark query.  Its
-checks are stored in the same commit as its checkpoint.  A stage that was killed delivers again
-from its checkpoint, and counts again from there: so every change counts once.
+checks are stored in the same commit as its checkpoint.  A stage that was killed delivers again from its
+checkpoint, and counts again from there, so every change counts once.
 """
 
 import logging
@@ -18,7 +18,7 @@ from floodmark.model.change import NamespaceBeat
 from floodmark.model.version import Version
 
 FINDINGS_KEPT: Final = 16
-# For how long a finding raises an alarm.  It is kept for longer.
+# How long a finding raises an alarm; it is stored longer.
 FINDING_MS_MAX: Final = 24 * 60 * 60_000
 
 PARTLY_READ: Final = "it reads only some of the namespace's keys, and heartbeats count all"
@@ -27,7 +27,7 @@ _log = logging.getLogger("floodmark.feed")
 
 
 class FoundInterval(msgspec.Struct, frozen=True, kw_only=True):
-    """An interval in which changes are missing, doubled or altered, and when that was found.
+    """An interval in which changes are missing, doubled or altered, and the time at which that was found.
 
     The expected count is None if the heartbeat itself is missing.  Digests are text, because many readers of
     JSON round numbers of 64 bits.
@@ -63,7 +63,7 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True):
 
     `beats` are heartbeats that not all parts of the stage have passed.  Intervals at or below `doubted` prove
     nothing, for the reason `doubt`.  `rest` are the entries above the last heartbeat of a stage that works in
-    steps.  `reason` says why the last unchecked interval was not checked.
+    steps.  `reason` is why the last unchecked interval was not checked.
     """
 
     account: AccountState = AccountState()
@@ -84,7 +84,7 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True):
         return heard.doubt_through(counted.scanned, Doubt.SCAN)
 
     def doubt_through(self, version: Version, reason: Doubt) -> "Checks":
-        """Let no interval up to a version prove anything."""
+        """Mark all intervals up to a version as unchecked."""
         return replace(self, doubted=version, doubt=reason) if version > self.doubted else self
 
     def begin_anew(self) -> "Checks":
@@ -132,13 +132,13 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_step(checks: Checks, counted: Counted, through: Version, now_ms: int) -> Checks:
-    """The checks of a stage that works in steps, after one that counted everything up to `through`."""
+    """The checks of a stage that works in steps, after a step that counted everything up to `through`."""
     settled, (rest,) = checks.hear(counted).settle([[*checks.rest, *counted.entries]], through, now_ms)
     return replace(settled, rest=tuple(rest))
 
 
 def report_findings(stage: str, before: Checks | None, after: Checks | None, **extra: str) -> None:
-    """Log the findings that are new in `after` as errors, from which alarms are raised."""
+    """Log the findings that are new in `after` as errors, so that they raise alarms."""
     if after is not None:
         new = after.wrong - (0 if before is None else before.wrong)
         for finding in after.findings[-new:] if new else ():
@@ -146,9 +146,9 @@ def report_findings(stage: str, before: Checks | None, after: Checks | None, **e
 
 
 class CheckStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """The checks of a stage as they are shown.
+    """The statistics of a stage's checks.
 
-    `unchecked_reason` says why nothing is checked, or why the last unchecked interval was not.
+    `unchecked_reason` is why nothing is checked, or why the last unchecked interval was not.
     """
 
     intervals_checked: int = 0
@@ -159,7 +159,7 @@ class CheckStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, checks: Checks | None) -> "CheckStatistics":
-        """The statistics of checks; None is for a stage that reads only some of the keys."""
+        """The statistics of checks; pass None for a stage that reads only some of the keys."""
         if checks is None:
             return cls(unchecked_reason=PARTLY_READ)
         return cls(
@@ -171,7 +171,7 @@ class CheckStatistics(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def __str__(self) -> str:
-        """In a few words.
+        """A summary in a few words.
 
         >>> str(CheckStatistics(intervals_checked=1200, intervals_unchecked=2, unchecked_reason="a scan"))
         '1,200 intervals right, 2 unchecked (the last: a scan)'
@@ -199,7 +199,7 @@ def _is_dividing(beat: NamespaceBeat, parts: Sequence[Sequence[CountedRun]]) -> 
 
 
 def _join_with_next(beats: list[NamespaceBeat]) -> bool:
-    """Join the first heartbeat with the next ordinary one; False if that has not come yet."""
+    """Join the first heartbeat with the next ordinary one; False if that has not arrived yet."""
     place = next((number for number, beat in enumerate(beats[1:], 1) if beat.log is None), None)
     if place is None:
         return False

@@ -7,9 +7,9 @@ lost or doubled in between shows in the count:
     heartbeats           T1       T2
     entries       [a, c]  |  [d, e]  |  [f, h]
 
-Several readers share a namespace by keys or by versions, and are not equally far.  Their entries can be added
-at every heartbeat that divides none of them, so a reader may leave out cuts: a heartbeat that would divide an
-entry is joined with the next one.  Thus the stored counts stay small, however far apart the readers are.
+Several readers share a namespace by keys or by versions, and progress at different speeds.  Their entries can
+be added at every heartbeat that divides none of them, so a reader may leave out cuts: a heartbeat that would
+divide an entry is joined with the next one.  So the stored counts stay small, however far apart readers are.
 """
 
 from bisect import bisect_left
@@ -31,7 +31,7 @@ from floodmark.model.change import Heartbeat, NamespaceBeat, Tally, narrow_heart
 from floodmark.model.stream import ChangeBatch, Way
 from floodmark.model.version import Version, physical_ms
 
-# Unchecked heartbeats that are kept; more are joined with their neighbours.
+# Heartbeats that are kept until they are checked; more are joined with their neighbours.
 BEATS_MAX: Final = 32
 
 # Longer than the time between any two heartbeats.
@@ -57,11 +57,11 @@ class CountedRun(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def tally(self) -> Tally:
-        """The changes as a heartbeat sums them."""
+        """The tally of these changes, for a comparison with a heartbeat."""
         return Tally(self.changes, self.digest or 0)
 
     def plus(self, other: "CountedRun") -> "CountedRun":
-        """Both as one."""
+        """Two runs joined into one."""
         known = self.digest is not None and other.digest is not None
         return CountedRun(
             min(self.first, other.first),
@@ -82,7 +82,7 @@ class Counted(msgspec.Struct, frozen=True, kw_only=True):
     scanned: Version = 0
 
     def plus(self, other: "Counted") -> "Counted":
-        """The counts of two disjoint sets of changes as one."""
+        """The joint counts of two disjoint sets of changes."""
         return Counted(
             entries=sorted([*self.entries, *other.entries], key=_last),
             beats=unite_beats(self.beats, other.beats),
@@ -90,7 +90,7 @@ class Counted(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def then(self, more: "Counted") -> "Counted":
-        """These counts, then later ones of the same keys; an entry goes on until a heartbeat ends it."""
+        """These counts, then later ones of the same keys; an entry continues until a heartbeat ends it."""
         beats = [*self.beats, *more.beats]
         ends = _ends(beats)
         entries = list(self.entries)
@@ -110,7 +110,7 @@ class Counted(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def thinned(self) -> "Counted":
-        """The same with at most `BEATS_MAX` cuts."""
+        """These counts with at most `BEATS_MAX` cuts."""
         beats = thin(self.beats)
         return Counted(entries=compact(self.entries, beats), beats=beats, scanned=self.scanned)
 
@@ -130,7 +130,7 @@ class Counting:
         self._read = Digests()
         self._coming: list[NamespaceBeat] = []
         self._scanning: Version = 0
-        # Delivered and reported, which must stay as it is; and delivered since the last report.
+        # The reported counts, which must not change any more, and the counts since the last report.
         self._reported = Counted()
         self._unreported = Counted()
 
@@ -157,12 +157,12 @@ class Counting:
             self._unreported, self._through = self._unreported.then(counted), through
 
     def take_over(self, counted: Counted, through: Version) -> None:
-        """Enter what another process read, counted and delivered, up to `through`."""
+        """Enter the counts of another process that read and delivered changes up to `through`."""
         with self._lock:
             self._unreported, self._through = self._unreported.then(counted), through
 
     def report(self) -> tuple[Version, Counted]:
-        """The version delivered through, and all counts since the last acknowledged report."""
+        """The version delivered up to, and all counts since the last acknowledged report."""
         with self._lock:
             fresh, known = self._unreported.thinned(), self._reported
             self._reported = Counted(
@@ -212,7 +212,7 @@ class Digests:
         return versions[:end], None if digests is None else digests[:end]
 
     def take_tally(self, through: Version | None = None) -> Tally:
-        """Remove all up to a version, or all; their tally."""
+        """Remove all up to a version, or all; returns their tally."""
         versions, digests = self.take(through)
         return Tally(len(versions), _combine(digests) or 0)
 
@@ -225,7 +225,7 @@ class Digests:
 
 
 def digest_batch(batch: ChangeBatch, site_id: int) -> Versions | None:
-    """The digests that heartbeats sum up; None if the batch holds whole records for written parts."""
+    """The digests that heartbeats sum up; None if the batch has whole records of which parts were written."""
     highest = max(map(_flags, batch.values), default=0)
     if highest >= HAS_STAMPS:
         return None
@@ -257,7 +257,7 @@ def slim_beat(heartbeat: Heartbeat, site_id: int, namespace: int) -> NamespaceBe
 def _cut(
     delivered: Versions, read: Digests, beats: Iterable[NamespaceBeat], through: Version
 ) -> Iterator[CountedRun]:
-    """The entries of a delivery up to a version, one for each interval that has changes."""
+    """The entries of a delivery up to a version, one for each interval with changes."""
     done = 0
     for end in [*_ends(beats), through]:
         versions, digests = read.take(end)
@@ -269,7 +269,7 @@ def _cut(
 
 
 def _entry(delivered: Versions, read: Versions, digests: Versions | None) -> Iterator[CountedRun]:
-    """An entry with the count of the delivered and the digests of the read changes, if there are any."""
+    """An entry with the count of the delivered changes and the digests of those that were read, if any."""
     counted = [each for each in (delivered, read) if len(each)]
     if counted:
         first, last = min(each[0] for each in counted), max(each[-1] for each in counted)
@@ -277,7 +277,7 @@ def _entry(delivered: Versions, read: Versions, digests: Versions | None) -> Ite
 
 
 def compact(entries: Sequence[CountedRun], beats: Sequence[NamespaceBeat]) -> list[CountedRun]:
-    """The entries that lie between the same heartbeats as one.
+    """Join the entries that lie between the same heartbeats.
 
     >>> beat = NamespaceBeat(site=1, node=0, version=9, wall_ms=0, since=2, through=8)
     >>> compact([CountedRun(3, 4, 2, 5), CountedRun(6, 6, 1, 3), CountedRun(9, 9, 1, 7)], [beat])
@@ -326,7 +326,7 @@ def _join_within(beats: Iterable[NamespaceBeat], span_ms: int, *, gently: bool) 
 
 
 def join_beats(beat: NamespaceBeat, following: NamespaceBeat) -> NamespaceBeat:
-    """Two heartbeats of a node as one, which proves nothing if one between them is missing."""
+    """Join two heartbeats of a node; the result proves nothing if one between them is missing."""
     return replace(
         following,
         since=beat.since if beat.through == following.since else 0,
@@ -339,8 +339,8 @@ def go_on_with(
 ) -> list[NamespaceBeat]:
     """The known heartbeats from `since` on, continued by those of another reader.
 
-    Both readers may have joined different ones.  If the first new heartbeat overlaps known ones, the other
-    reader's replace them from the last version on at which both have an end.
+    The two readers may have joined different heartbeats.  If the first new one overlaps known ones, those of
+    the other reader replace them from the last version on at which both have an end.
     """
     known = [beat for beat in beats if beat.log is None]
     told = [beat for beat in others if beat.log is None]

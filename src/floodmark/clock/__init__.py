@@ -1,4 +1,4 @@
-"""Hybrid time.  The only room that reads the real clock."""
+"""Hybrid time.  The only package that reads the real clock."""
 
 from floodmark.clock.guard import GuardedTime
 from floodmark.clock.hybrid import HybridClock, UpperBound

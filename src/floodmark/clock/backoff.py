@@ -1,4 +1,4 @@
-"""The retry policy of the house: each pause is twice as long as the one before, within a budget.
+"""The retry policy of Floodmark: each pause is twice as long as the one before, within a budget.
 
 It computes pauses and does not sleep.  So each caller waits on an event that its `close` sets, and tests and
 the simulation wait on simulated time.

@@ -1,12 +1,12 @@
-"""A guard before the machine's clock: one wrong reading must not move a site into the future.
+"""A guard for readings of the machine's clock: one wrong reading must not move a site into the future.
 
-The hybrid clock never goes back, so a reading a year ahead would be kept for a year: versions would lie in
-the future, peers would refuse them, and garbage collection would take every record with a time to live.
-The guard compares each reading with the last that was believed and the time that has passed since, which a
-clock that cannot be set has measured.  Where nothing has measured it, as between two runs of a site, it
-compares with the bound that the site has stored, and tolerates what a site may have been closed for.
+The hybrid clock never goes back, so a reading a year ahead would be kept for a year: versions would be in the
+future, peers would refuse them, and garbage collection would remove every record with a time to live.
+The guard compares each reading with the last accepted one plus the time that has passed since, measured by a
+clock that cannot be set.  If that time is unknown, as between two runs of a site, it compares with the bound
+that the site has stored, and tolerates as much time as a site may have been closed for.
 
-A jump back needs no guard: versions go on from the last one.
+A jump back needs no guard: versions continue from the last one.
 """
 
 from typing import Final
@@ -15,12 +15,12 @@ from floodmark.clock.sources import TimeSource
 from floodmark.model.errors import ClockSkew
 from floodmark.model.version import compose, moment_of
 
-# How far a reading may lie ahead of what has passed: less than a day does little harm, and a machine that was
-# halted and goes on is put right within it.
+# How far a reading may be ahead of the time that has passed: less than a day does little harm, and covers the
+# correction of the clock of a machine that was halted and continues.
 JUMP_MS_MAX: Final = 24 * 3_600_000
-# The same where nothing has measured how much has passed.
+# How far it may be ahead if the time that has passed is unknown.
 GAP_MS_MAX: Final = 180 * 24 * 3_600_000
-# A reading so little ahead of one that was believed is believed without being measured.
+# A reading at most this far ahead of an accepted one is accepted without a comparison.
 _TRUST_MS: Final = 10_000
 
 

@@ -17,7 +17,7 @@ from floodmark.model.errors import ClockSkew, FloodmarkError
 from floodmark.model.version import COUNTER_BITS, VERSION_MAX, Version, physical_ms
 
 SKEW_MS_MAX: Final = 500
-# How far ahead a reader may ask: less than peers tolerate, so that they take in what is written after it.
+# How far ahead a version to read at may be: less than peers tolerate, so that they accept later writes.
 READ_SKEW_MS_MAX: Final = 250
 BOUND_LEAD_MS: Final = 250
 
@@ -30,7 +30,7 @@ class UpperBound(Protocol):
         ...
 
     def store(self, bound: Version) -> None:
-        """Keep the bound.  It is on disk when this returns."""
+        """Store the bound.  It is on disk when this returns."""
         ...
 
 
@@ -91,9 +91,9 @@ class HybridClock:
     def observe(self, version: Version, *, skew_ms_max: int | None = None) -> None:
         """Move past a version from elsewhere.  Refuses one that is too far ahead of physical time.
 
-        Also one of the clock's own millisecond, where that is ahead already: with a full counter, the next
-        version would begin another millisecond, and callers in turn would drive the clock on without end.
-        `skew_ms_max` tolerates less than the clock's own guard.
+        This holds also for a version of the clock's own millisecond, if that is too far ahead already: with a
+        full counter, the next version would begin another millisecond, and callers in turn would drive the
+        clock on without end.  `skew_ms_max` tolerates less than the clock's own limit.
         """
         if version <= self.latest:
             return
@@ -109,7 +109,7 @@ class HybridClock:
             self.latest = version
 
     def pass_version(self, version: Version) -> None:
-        """Move past a version that another node of the site may have given, however far ahead it is."""
+        """Move past a version that another node of the site may have minted, however far ahead it is."""
         with self._lock:
             if version > self.latest:
                 if version > self._bound:
@@ -144,21 +144,21 @@ class HybridClock:
         return max(self._real_ms(), physical_ms(self.latest))
 
     def _real_ms(self) -> int:
-        """Real time; that of the last version while the machine's clock is not believed: reads go on."""
+        """Real time; the last version's while the machine's clock is refused, so that reads continue."""
         try:
             return self.time_source()
         except ClockSkew:
             return physical_ms(self.latest)
 
     def close(self) -> None:
-        """Lower the stored bound to what was really used, so that a restart does not jump ahead."""
+        """Lower the stored bound to the last version, so that a restart does not jump ahead."""
         with self._lock:
             if self._upper_bound is not None and self.latest < self._bound:
                 self._upper_bound.store(self.latest)
                 self._bound = self.latest
 
     def abandon(self, refusal: FloodmarkError) -> None:
-        """Mint nothing any more, in a process that was forked; another thread may have held the lock."""
+        """Refuse to mint in a forked process.  Replaces the lock, which another thread may have held."""
 
         def refuse() -> int:
             raise refusal.again()

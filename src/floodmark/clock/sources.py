@@ -1,4 +1,4 @@
-"""Where physical time comes from.  A time source is any function that returns unix milliseconds."""
+"""Sources of physical time.  A time source is any function that returns unix milliseconds."""
 
 import time
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Final, TypeAlias
 
 TimeSource: TypeAlias = Callable[[], int]
 
-# On Linux, CLOCK_MONOTONIC stands still while the machine sleeps; on macOS it does not.
+# On Linux, CLOCK_MONOTONIC stops while the machine sleeps; on macOS it does not.
 _ELAPSED_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -16,15 +16,15 @@ def system_time_ms() -> int:
 
 
 def monotonic_seconds() -> float:
-    """Seconds that only ever grow, from an arbitrary beginning, as fine as the machine tells them."""
+    """Seconds from an arbitrary beginning that never go back, in the finest resolution of the machine."""
     return time.perf_counter()
 
 
 def elapsed_ms() -> int:
-    """Milliseconds from an arbitrary beginning that cannot be set, with those in which the machine slept."""
+    """Milliseconds from an arbitrary beginning that cannot be set, including those of sleep."""
     return time.clock_gettime_ns(_ELAPSED_CLOCK) // 1_000_000
 
 
 def monotonic_ms() -> int:
-    """Milliseconds that only ever grow, from an arbitrary beginning, to measure how long things take."""
+    """Milliseconds from an arbitrary beginning that never go back, for measuring durations."""
     return time.monotonic_ns() // 1_000_000

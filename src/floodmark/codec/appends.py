@@ -1,15 +1,15 @@
-"""Writes whose keys hold the version of their commit, on their way to it.
+"""Writes whose keys contain the version of their commit, as requests send them.
 
     key      prefix | bucket: 8, if it is spread | version: 8 | index: 4
     value    the record as it will be stored | shift: 1 | after: 8 | before: 8 | flags: 0x40
 
-The key of a request holds the version `after`, which only finds the partition.  The commit puts its own
-version in place of it, which lies between `after` and `before`, both exclusive, or there is no commit.
+The key of a request contains the version `after`, which serves only to find the partition.  The commit
+replaces it by its own version, which must be between `after` and `before`, both exclusive; else it conflicts.
 
-**The bucket** is `version >> shift` with its 64 bits reversed.  So keys of one interval of versions stand
-together, in order, and those of neighbouring intervals stand far apart.  A reader computes the next bucket.
+**The bucket** is `version >> shift` with its 64 bits reversed.  So keys of one interval of versions are next
+to each other, in order, and those of neighbouring intervals far apart.  A reader computes the next bucket.
 
-A record is never stored in this form, so no other kind of write may bring one.
+A record is never stored in this form, so all other kinds of writes refuse it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ _REVERSED: Final = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 
 
 class Append(NamedTuple):
-    """What a commit needs to know of a write whose key holds its version."""
+    """A decoded append: the record to store, the shift of its key, and the bounds of its version."""
 
     stored: bytes
     shift: int
@@ -45,7 +45,7 @@ class Append(NamedTuple):
 
 
 def encode_bucket(version: Version, shift: int) -> bytes:
-    """The bucket of a version: neighbours lie far apart.
+    """The bucket of a version; buckets of neighbouring intervals are far apart.
 
     >>> [encode_bucket(version, 4).hex() for version in (0, 15, 16, 32)]
     ['0000000000000000', '0000000000000000', '8000000000000000', '4000000000000000']
@@ -69,12 +69,12 @@ def encode_append(stored: bytes, shift: int, *, after: Version = 0, before: Vers
 
 
 def is_append(value: bytes) -> bool:
-    """Whether the key of a value waits for its version."""
+    """Whether a value is an append, whose key gets its version at the commit."""
     return value[-1:] == b"\x40"
 
 
 def decode_append(value: bytes) -> Append:
-    """Undo `encode_append`; InvalidValue for anything else, which a request may bring."""
+    """The parts of an append; raises InvalidValue for any other value, as a request may contain."""
     place = len(value) - _TAIL.size
     if place < 1 or not is_append(value):
         raise InvalidValue("a value is not a record: a write that waits for its version is cut")
@@ -85,7 +85,7 @@ def decode_append(value: bytes) -> Append:
 
 
 def set_after(value: bytes, version: Version) -> bytes:
-    """The same write, to be committed above a version; other values as they are.
+    """An append that is committed only above a version; returns other values as they are.
 
     >>> decode_append(set_after(encode_append(b"a\\0", 4), 17)).after
     17
@@ -97,7 +97,7 @@ def set_after(value: bytes, version: Version) -> bytes:
 
 
 def mark_write(value: bytes) -> bytes:
-    r"""`mark_batch` for the value of a request, whose key may wait for its version.
+    r"""`mark_batch` for the value of a request, which may be an append.
 
     >>> decode_append(mark_write(encode_append(b"a\0", 4))).stored, mark_write(b"a\0")
     (b'a\x10', b'a\x10')
@@ -114,7 +114,7 @@ def highest_after(values: Sequence[bytes]) -> Version:
 
 
 def append_size(key: bytes, shift: int) -> int:
-    """How many bytes the key has at least, with a namespace of which no byte is in the bucket."""
+    """The size of the prefix of an append's key; below `NAMESPACE_BYTES` the key is too short."""
     return len(key) - INDEX_BYTES - _VERSION_BYTES - (0 if shift == NO_BUCKET else BUCKET_BYTES)
 
 
@@ -132,7 +132,7 @@ def complete(rows: Mapping[bytes, bytes], version: Version) -> dict[bytes, bytes
 
 
 def complete_append(key: bytes, append: Append, version: Version) -> tuple[bytes, bytes]:
-    """A key that waits for its version, and its value, as `complete` gives them."""
+    """The key and the value that an append writes at a version; see `complete`."""
     stored, shift, after, before = append
     if not after < version < before:
         raise late_append(version)
@@ -141,12 +141,12 @@ def complete_append(key: bytes, append: Append, version: Version) -> tuple[bytes
 
 
 def any_append(values: Sequence[bytes]) -> bool:
-    """Whether the key of a value waits for its version."""
+    """Whether any value is an append."""
     return any(map(is_append, values))
 
 
 def late_append(version: Version) -> Conflict:
-    """The error for an append whose version came out in another interval than its writer expected."""
+    """The error for an append whose commit version is in another interval than its writer expected."""
     return Conflict(
         f"an append would be committed at version {version}, in another interval than it was meant for; "
         "begin the transaction again, as run_transaction does",

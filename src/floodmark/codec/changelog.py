@@ -5,7 +5,7 @@ One row per commit and log, so that reading changes back is one sequential scan.
     log id: 4 bytes | commit version: 8 bytes | chunk: 2 bytes          (big-endian)
 
 A commit row holds the qualified keys (namespace and user key) and the stored values of the commit, column by
-column, so that a handful of calls packs or unpacks a thousand changes:
+column, so that a few calls pack or unpack a thousand changes:
 
     +---+-------+--------------------+----------------------+------+--------+
     | 1 | count | key lengths        | value lengths        | keys | values |
@@ -13,25 +13,25 @@ column, so that a handful of calls packs or unpacks a thousand changes:
     +---+-------+--------------------+----------------------+------+--------+
 
 Numbers in it are little-endian.  A value length of 0xFFFFFFFF means that the value is large, and is read from
-the data, under the same key and version.  States always stand here: the data holds the merged record, and the
-log what was written to it.  A commit that does not fit into one row continues in the next chunk; chunks are
-written together.
+the data, under the same key and version.  States are always in the row, however large: the data has the
+merged record, and the log the write that was merged into it.  A commit that does not fit into one row
+continues in the next chunk; chunks are written together.
 
-A heartbeat row is small, because most of its numbers lie close to `through`:
+A heartbeat row is small, because most of its numbers are close to `through`:
 
     +---+------+---------+---------+-------+---------+-----------+------------+
     | 3 | node | through | wall ms | since | log + 1 | watermark | sums       |
     | 1 |   1  |    8    |   +-    |   +-  |    n    |           | n + 27 * n |
     +---+------+---------+---------+-------+---------+-----------+------------+
 
-    n                 a number in groups of 7 bits, the lowest first; bit 7 says that another follows
+    n                 a number in groups of 7 bits, the lowest first; bit 7 means that another follows
     +-                a distance from `through`, or from its milliseconds: 2 * d, or -2 * d - 1 below 0, as n
     log + 1           0 if the account is about all logs of the node
     watermark         number of sites n, and of each: site 1, number of marks n, and the marks
     mark              namespace n, version +-; of a site's second mark on, from the mark before
     sums entry        namespace 3, own count 4, own digest 8, all count 4, all digest 8
 
-Older rows say the same in numbers of fixed width:
+Older rows have the same fields in numbers of fixed width:
 
     +---+------+-----+---------+-------+---------+------------+------------+
     | 2 | node | log | wall ms | since | through | watermark  | sums       |
@@ -70,7 +70,7 @@ _COMMIT_HEAD: Final = Struct("<BI")
 _SINGLE: Final = Struct("<BIHI")
 COMMIT_BYTE: Final = bytes([_COMMIT])
 COMMIT_HEAD_BYTES: Final = _COMMIT_HEAD.size
-# What stands in the row of a commit of one key beside the key and the value.
+# The bytes in the row of a commit of one key besides the key and the value.
 SINGLE_HEAD_BYTES: Final = _SINGLE.size
 _BY_REFERENCE: Final = 0xFFFFFFFF
 _REFERENCE: Final = _BY_REFERENCE.to_bytes(4, "little")
@@ -111,7 +111,7 @@ def encode_log_key(log: int, version: Version, chunk: int = 0) -> bytes:
 
 
 def decode_log_key(key: bytes) -> tuple[int, Version, int]:
-    """Undo `encode_log_key`: log, version, chunk."""
+    """Decode the key of a row: log, version, chunk."""
     try:
         log, version, chunk = _KEY.unpack(key)
     except StructError as error:
@@ -176,7 +176,7 @@ def _join_chunk(keys: Sequence[bytes], packed_keys: bytes, lengths: Sequence[int
 
 
 def encode_columns(keys: Packed, values: Packed, row_bytes_max: int = LOG_ROW_BYTES_MAX) -> list[bytes]:
-    """`encode_commit` of columns in one piece each, in which no value is large.
+    """`encode_commit` of packed columns, in which no value is large.
 
     >>> from floodmark.columns.packed import pack
     >>> keys, values = [b"a", b"bc"], [b"12", b""]
@@ -203,7 +203,7 @@ def encode_columns(keys: Packed, values: Packed, row_bytes_max: int = LOG_ROW_BY
 
 
 def decode_single(row: bytes) -> tuple[bytes, bytes] | None:
-    """The qualified key and the stored value of a row of one change; None for another row.
+    """The qualified key and the stored value of a row of one change that is not large; None for other rows.
 
     Most rows of a busy site are of this kind, and it takes a fraction of the time of `decode_row`.
     """
@@ -252,7 +252,7 @@ def count_changes(row: bytes, keys: KeyRange) -> int:
     end = start + sum(lengths)
     if end > len(row):
         raise Corruption(f"a change-log row of {len(row)} bytes does not match its own lengths")
-    # The keys of a commit stand in order.
+    # The keys of a commit are in order.
     if (
         count
         and keys.contains(row[start : start + lengths[0]])
@@ -303,8 +303,8 @@ def may_be_batch(row: bytes) -> bool:
 def holds_copies_only(row: bytes, site: int) -> bool:
     """Whether all changes of a commit are plain copies from other sites; False is not certain.
 
-    The readers of a site that only applies changes search its log for its own, in vain.  So no value is
-    decoded: the origin of a plain copy ends where its flags begin.
+    The readers of a site that only applies changes search its log in vain for changes of its own.  So no
+    value is decoded: the origin of a plain copy ends where its flags begin.
 
     >>> from floodmark.codec.values import encode_value
     >>> from floodmark.model.change import Stamp
@@ -328,7 +328,7 @@ def holds_copies_only(row: bytes, site: int) -> bool:
 
 
 def decode_row(version: Version, row: bytes) -> CommitRow | Heartbeat:
-    """A row is a commit or a heartbeat; anything else is corrupt."""
+    """The commit or heartbeat of a row; raises Corruption for any other content."""
     kind = row[0] if row else None
     try:
         if kind == _COMMIT:
@@ -416,7 +416,7 @@ def _kinds(joined: bytes, starts: Numbers) -> set[int]:
 
 
 def _cut_lengths(joined: bytes, starts: Numbers, counts: Numbers, kind: numpy.dtype[Any]) -> Numbers:
-    """The numbers that stand in a row from each of some places on, one behind the other."""
+    """Runs of numbers, concatenated: at each start, as many numbers of a kind as its count."""
     firsts = borders_of(counts)[:-1]
     places = numpy.repeat(starts - kind.itemsize * firsts, counts)
     places += kind.itemsize * numpy.arange(len(places))
@@ -453,7 +453,7 @@ def encode_heartbeat(heartbeat: Heartbeat) -> bytes:
 
 
 def _watermark_numbers(watermark: Mapping[int, Mapping[int, Version]], through: Version) -> Iterator[int]:
-    """The marks by site: one site's marks lie close together."""
+    """The marks by site, since the versions of one site are close to each other."""
     by_site: dict[int, list[tuple[int, Version]]] = {}
     for namespace, marks in sorted(watermark.items()):
         for site, mark in marks.items():
@@ -468,7 +468,7 @@ def _watermark_numbers(watermark: Mapping[int, Mapping[int, Version]], through: 
 
 
 def _fold(number: int) -> int:
-    """A number of either sign as a natural one, which is small if the number is."""
+    """Encode a signed number as a natural one; numbers close to 0 stay small."""
     return 2 * number if number >= 0 else -2 * number - 1
 
 

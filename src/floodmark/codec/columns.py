@@ -1,6 +1,6 @@
 """Pages of engine rows as Arrow columns, decoded a whole column at a time (`records.py`).
 
-Keys and values of a page become one Arrow array, in which they take turns:
+Keys and values of a page become one Arrow array, in which they alternate:
 
     places         p0        p1        p2            p3        p4
     bytes          | key 0   | value 0 | key 1       | value 1 |
@@ -61,7 +61,7 @@ RECORDS_WITH_DIGESTS: Final = RECORDS.append(pyarrow.field("digest", pyarrow.int
 _PAIRS: Final = pyarrow.list_(BINARY)
 _BIG_ENDIAN: Final = numpy.dtype(">u8")
 _WHOLE_GROUP: Final = 0xFF
-# 'r' and the namespace, which stand before the user's key.
+# 'r' and the namespace, which precede the user's key.
 _SKIPPED: Final = len(RAW) + NAMESPACE_BYTES
 _KEY_BYTES_MIN: Final = MARKED_GROUP + VERSION_BYTES
 
@@ -84,7 +84,7 @@ class StoredRows:
         self.versions = _cut_versions(self._data, self._starts, self._ends)
 
     def repeats(self) -> Flags:
-        """Whether a row has the same key as the row before it."""
+        """For each row, whether it has the same key as the row before it."""
         starts, lengths = self._starts, self._ends - self._starts
         repeats = numpy.zeros(len(starts), numpy.bool_)
         candidates = numpy.flatnonzero(lengths[1:] == lengths[:-1]) + 1
@@ -95,7 +95,7 @@ class StoredRows:
         return repeats
 
     def dead(self, chosen: Places, physical_ms: int) -> Flags:
-        """Which of some rows a reader at this time does not find."""
+        """For each chosen row, whether it is dead for a reader at a time."""
         records = self._records(chosen)
         dead = records.has(DELETED)
         has_expiry = records.has(HAS_EXPIRY)
@@ -106,11 +106,11 @@ class StoredRows:
     def take(
         self, chosen: Places, partition: int, content: Content = Content.WHOLE, physical_ms: int | None = None
     ) -> pyarrow.RecordBatch:
-        """Some rows as records.
+        """The chosen rows as records.
 
-        With `DIGESTS`, values are empty and their digests stand beside them: with a moment, the digests of
-        the values that a reader finds then.  The records have no stamps, which would mean nothing without
-        their values.  `THIN` is `thin_record` for a whole column.
+        With `DIGESTS`, values are empty, and another column has their digests; with `physical_ms`, the
+        digests of the values that a reader finds at that time.  These records have no stamps, which would
+        mean nothing without their values.  `THIN` is `thin_record` for a whole column.
         """
         columns = [
             _cut_user_keys(self._data, self._starts[chosen], self._ends[chosen]),
@@ -130,7 +130,7 @@ class StoredRows:
                 if content is Content.THIN
                 else _digest_values(stored, records, physical_ms)
             )
-            # Spark knows no unsigned numbers: the same bits, signed.
+            # Spark has no unsigned numbers: the same bits, signed.
             columns += [rests, pyarrow.array(digests.view(numpy.int64))]
         return pyarrow.RecordBatch.from_arrays(columns, schema=records_schema(content))
 
@@ -156,12 +156,12 @@ def _digest_values(
 
 
 def _thin(stored: Sequence[bytes], records: Records) -> tuple[pyarrow.BinaryArray, Versions]:
-    """Thin records, and the digests of what they replace."""
+    """Thin records, and the digests of the records that they replace."""
     rests = _gather(records.data, records.cuts, records.ends)
     if not records.has(HAS_ORIGIN | HAS_STAMPS).any():
         return rests, _digest(stored)
     if records.have_only(HAS_ORIGIN):
-        # Behind the value of most copies stands only the origin.
+        # Most copies have only the origin after their value.
         end = -STAMP_BYTES - FLAGS_BYTES
         return rests, _digest([record[:end] + PLAIN if record[-1] else record for record in stored])
     tails = (records.ends - records.cuts).tolist()
@@ -191,7 +191,7 @@ def _without_content(stored: bytes) -> bytes:
 
 
 def _window(data: Bytes, width: int) -> NDArray[Any]:
-    """The bytes from each place on, as many as `width`."""
+    """For each place, the `width` bytes from there on."""
     return window(data, numpy.dtype(f"V{width}"))
 
 
@@ -243,7 +243,7 @@ def _cut_user_keys(data: Bytes, starts: Places, ends: Places) -> pyarrow.BinaryA
 
 
 def _gather(data: Bytes, starts: Places, ends: Places) -> pyarrow.BinaryArray:
-    """Pieces of a buffer, of which few lengths are distinct, as an array of their own."""
+    """Copy pieces of a buffer into an array of their own; quick if they have few distinct lengths."""
     lengths = ends - starts
     places = borders_of(lengths)
     gathered = numpy.empty(int(places[-1]), numpy.uint8)

@@ -1,11 +1,11 @@
-"""The digest of a change: what heartbeats sum up and every stage of a pipeline can recompute.
+"""The digest of a change, which heartbeats sum up and every stage of a pipeline can recompute.
 
 XXH64 with seed 42 (Spark's `xxhash64` of a binary column) over
 
     stamp version: 8 bytes | stamp site: 1 byte | key length: 2 bytes | user key | content
 
-where the content is the record as `encode_value` gives it without its origin: value, stamps, expiry, flags.
-It names the origin and not the place, so a change has the same digest at every site.
+where the content is the result of `encode_value` without the origin: value, stamps, expiry, flags.  The
+digest depends on the origin and not on the site that stores the change, so it is the same at every site.
 """
 
 from bisect import bisect_right
@@ -27,9 +27,9 @@ _LENGTHS: Final = tuple(length.to_bytes(2, "big") for length in range(4097))
 _QUALIFIED_LENGTHS: Final = (b"",) * NAMESPACE_BYTES + _LENGTHS
 
 hash_bytes: Final[Callable[[bytes, int], int]] = xxhash.xxh64_intdigest
-# The same as eight bytes, big-endian.
+# `hash_bytes` as eight bytes, big-endian.
 digest_bytes: Final[Callable[[bytes, int], bytes]] = xxhash.xxh64_digest
-# Eight bytes, big-endian, that tell whether content is what was written; several times as quick.
+# Eight bytes, big-endian, for checking that content is unchanged; several times as quick as `digest_bytes`.
 checksum: Final[Callable[[bytes], bytes]] = xxhash.xxh3_64_digest
 
 
@@ -42,7 +42,7 @@ def digest_rows(
     versions: Sequence[Version], site: int, keys: Sequence[bytes], contents: Sequence[bytes]
 ) -> list[int]:
     """The digests of changes that were all first written at one site; `keys` are qualified."""
-    # Most of what checking costs a reader is here: no call for each row that can be left out.
+    # Most of the cost of checking is here, so each row takes as few calls as possible.
     pack, lengths, digest_of = _STAMP.pack, _QUALIFIED_LENGTHS, hash_bytes
     return [
         digest_of(pack(version, site) + lengths[len(key)] + key[NAMESPACE_BYTES:] + content, SEED)

@@ -1,4 +1,4 @@
-"""Entries of a ledger: one record as it is, or a batch of records under one checksum.
+"""Entries of a ledger: one bare record, or a batch of records under one checksum.
 
     +-------+---------+----------+-------+--------------+---------+
     | magic | version | checksum | count | lengths      | records |
@@ -7,8 +7,8 @@
 
 The magic is 0x0e01 and the format version 1.  The checksum is XXH64, with seed 42, of all that follows it.
 
-What does not begin with the magic is one *bare* record, byte for byte.  So bare and batched entries stand
-in one ledger in any order, and a reader of bare ones can read a ledger in which no batch is left.
+An entry that does not begin with the magic is one *bare* record, byte for byte.  So a ledger may have bare
+and batched entries in any order, and a reader of bare ones can read a ledger in which no batch is left.
 A record that itself begins with the magic cannot be written bare: it becomes a batch of one.
 
 >>> encode_bare(b"begin 7")
@@ -40,7 +40,7 @@ RECORD_HEAD_BYTES: Final = 4
 
 
 def encode_batch(records: Sequence[bytes]) -> bytes:
-    """An entry of several records, or of one; never of none."""
+    """An entry of one or more records; raises ValueError for none."""
     if not records:
         raise ValueError("an entry holds at least one record")
     count = len(records)
@@ -52,7 +52,7 @@ def encode_batch(records: Sequence[bytes]) -> bytes:
 
 
 def encode_bare(record: bytes) -> bytes:
-    """An entry of one record as it is, unless it would be taken for a batch."""
+    """A bare entry of one record, or a batch of one if the record begins with the magic."""
     return encode_batch([record]) if record.startswith(MAGIC) else record
 
 
@@ -62,7 +62,7 @@ def is_batched(entry: bytes) -> bool:
 
 
 def decode_entry(entry: bytes) -> list[bytes]:
-    """The records of an entry, in order.  Nothing that is damaged or unknown is passed over in silence."""
+    """The records of an entry, in order.  Raises Corruption if it is damaged, FormatTooNew if unknown."""
     if not entry.startswith(MAGIC):
         return [entry]
     if len(entry) < ENTRY_HEAD_BYTES:

@@ -1,4 +1,4 @@
-"""Python objects as values: how they become bytes and come back."""
+"""Codecs: how Python objects are encoded as values and decoded."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ CodecName: TypeAlias = Literal["text", "json"]
 
 @dataclass(frozen=True)
 class Codec(Generic[Value]):
-    """How values become bytes and come back.  Both functions raise TypeError or ValueError if they cannot."""
+    """Encodes and decodes values.  Both functions raise TypeError or ValueError if they cannot."""
 
     encode: Callable[[Value], bytes]
     decode: Callable[[bytes], Value]
@@ -38,7 +38,7 @@ CODECS: Final[Mapping[str, Codec[Any]]] = {
 
 
 def find_codec(codec: CodecName | Codec[Any] | None) -> Codec[Any] | None:
-    """A codec by its name, or one of the caller's own; InvalidArgument for anything else but None."""
+    """The codec of a name; a `Codec` or None is returned as it is.  Raises InvalidArgument otherwise."""
     if codec is None or isinstance(codec, Codec):
         return codec
     if codec not in tuple(CODECS):

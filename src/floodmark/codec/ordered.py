@@ -46,14 +46,14 @@ Unpack = Callable[[bytes], tuple[bytes, ...]]
 
 @lru_cache(maxsize=_SHAPES_MAX)
 def _encoding_shape(length: int) -> tuple[Unpack, bytes]:
-    """The function that cuts a key of this length into groups, and the bytes behind its last group."""
+    """The function that cuts a key of this length into groups, and the bytes after its last group."""
     whole, rest = divmod(length, GROUP)
     padding = GROUP - rest
     return Struct("8s" * whole + f"{rest}s").unpack, bytes(padding) + bytes([0xFF - padding])
 
 
 def encode_bytes(data: bytes) -> bytes:
-    """Encode so that byte order is the order of `data`, whatever follows.
+    """Encode so that byte order is the order of `data`, whatever bytes follow.
 
     >>> encode_bytes(b"").hex(), encode_bytes(bytes([1, 2, 3])).hex()
     ('0000000000000000f7', '0102030000000000fa')
@@ -63,7 +63,7 @@ def encode_bytes(data: bytes) -> bytes:
 
 
 def decode_bytes(encoded: bytes) -> tuple[bytes, bytes]:
-    """Undo `encode_bytes`: the bytes, and what follows them.
+    """Decode the result of `encode_bytes`: the bytes, and the rest that follows them.
 
     >>> decode_bytes(bytes.fromhex("0102030000000000fa") + b"rest")
     (b'\\x01\\x02\\x03', b'rest')
@@ -103,7 +103,7 @@ def qualify_range(namespace: int, keys: KeyRange = _EVERY_KEY) -> KeyRange:
 
 
 def encode_prefix(qualified: bytes) -> bytes:
-    """All of an engine key but its version.  `qualified` is namespace bytes and user key."""
+    """An engine key without its version.  `qualified` is the namespace bytes and the user key."""
     return encode_bytes(RAW + qualified)
 
 
@@ -132,7 +132,7 @@ def encode_prefixes(qualified: Sequence[bytes]) -> list[bytes]:
 
 
 def _encode_groups(qualified: Packed, lengths: Places) -> list[bytes]:
-    """The same for keys of a few lengths, those of each length at once."""
+    """`encode_prefixes` for keys of a few distinct lengths: all keys of one length at once."""
     data = numpy.frombuffer(qualified.data, numpy.uint8)
     prefixes = numpy.empty(len(qualified.lengths), object)
     for length in lengths.tolist():
@@ -145,7 +145,7 @@ def _encode_groups(qualified: Packed, lengths: Places) -> list[bytes]:
 
 
 def _encode_alike(qualified: Packed) -> list[bytes]:
-    """The same for keys of one length, all at once."""
+    """`encode_prefixes` for keys of one length, all at once."""
     count = len(qualified.borders) - 1
     length = len(RAW) + len(qualified.data) // count
     groups = length // GROUP + 1
@@ -184,7 +184,7 @@ def encode_key(namespace: int, key: bytes, version: Version) -> bytes:
 
 
 def decode_key(engine_key: bytes) -> tuple[int, bytes, Version]:
-    """Undo `encode_key`: namespace, user key and version."""
+    """Decode an engine key: namespace, user key and version."""
     decoded, version = decode_bytes(engine_key)
     if len(version) != VERSION_BYTES:
         raise Corruption(f"engine key {engine_key.hex()} ends with {len(version)} bytes of version, not 8")

@@ -1,11 +1,11 @@
-"""Stored values (`values.py`) taken apart and put together a whole column at a time.
+"""Decodes and encodes stored values (`values.py`) a whole column at a time.
 
-A Python call for each row would cost several times what reading the row costs.  So NumPy looks at the bytes
-of a column through overlapping windows: the window at byte i shows the bytes from i on, and indexing it with
-the places of a field cuts that field out of all rows.
+A Python call for each row would cost several times as much as reading the row.  So NumPy views the bytes of a
+column through overlapping windows: the window at byte i shows the bytes from i on, and indexing it with the
+places of a field cuts that field out of all rows.
 
-A record that leaves the site where it was first written gets its stamp, which stands behind the user's value
-and before everything else:
+A record that is sent to another site gets the stamp of its origin, after the user's value and before
+everything else:
 
     as stored      | user value |             | stamps | expiry | flags              |
     with origin    | user value | version 8,  | stamps | expiry | flags | HAS_ORIGIN |
@@ -73,7 +73,7 @@ MANY_RECORDS: Final = 64
 
 
 class StoredColumns(NamedTuple):
-    """Stored values, taken apart: Arrow arrays of one length.
+    """The parts of stored values, as Arrow arrays of one length.
 
     `expires_at` is in unix seconds (int64), or null.  `origin_site` (int32) and `origin_version` (uint64) are
     null for records that were first written at the site that holds them.
@@ -118,7 +118,7 @@ class Records:
         return cls(numpy.frombuffer(packed.data, numpy.uint8), packed.borders[:-1], packed.borders[1:])
 
     def _skip_stamps(self, starts: Places, stamped: Places) -> None:
-        """Move the cuts of the rows that have stamps to the beginning of these."""
+        """Move the cut of each row with stamps to the beginning of the stamps."""
         if not len(stamped):
             return
         places = self.cuts[stamped] - STAMPS_LENGTH_BYTES
@@ -133,12 +133,12 @@ class Records:
         self.expiring = stamped[kinds == EXPIRING_FIELDS]
 
     def has(self, flag: int) -> Flags:
-        """Which rows have a flag."""
+        """For each row, whether it has a flag."""
         having: Flags = (self._flags & flag) != 0
         return having
 
     def have_only(self, flags: int) -> bool:
-        """Whether no row has others than these flags."""
+        """Whether no row has any flag besides these."""
         return not (self._flags & ~numpy.uint8(flags)).any()
 
     def expiries(self, having: Flags) -> Versions:
@@ -168,10 +168,10 @@ def _require_room(places: Places, starts: Places) -> None:
 
 
 def split_values(stored: pyarrow.BinaryArray, physical_ms: int | None = None) -> StoredColumns:
-    """Take stored values apart; `decode_value` for a whole column.
+    """The parts of stored values: `decode_value` for a whole column.
 
-    With a moment, the values of live records are without the fields that have expired by then; without one,
-    they are as they are stored (`has_expiring_fields`).
+    With `physical_ms`, the values of live records lack the fields that have expired by then; without it, they
+    are as stored (`has_expiring_fields`).
 
     >>> columns = split_values(pyarrow.array([bytes.fromhex("6100"), bytes.fromhex("61000000000000000201")]))
     >>> columns.values.to_pylist(), columns.expires_at.to_pylist()
@@ -179,7 +179,7 @@ def split_values(stored: pyarrow.BinaryArray, physical_ms: int | None = None) ->
     """
     records = Records.of(stored)
     has_expiry, has_origin = records.has(HAS_EXPIRY), records.has(HAS_ORIGIN)
-    # Each value as two, before and behind its cut, over the same bytes.
+    # Each value as two, before and after its cut, over the same bytes.
     halves = numpy.empty(2 * len(stored) + 1, numpy.int64)
     halves[:-1:2], halves[1::2], halves[-1] = records.starts, records.cuts, len(records.data)
     even = pyarrow.array(numpy.arange(0, 2 * len(stored), 2))
@@ -202,7 +202,7 @@ def split_values(stored: pyarrow.BinaryArray, physical_ms: int | None = None) ->
 
 
 def has_expiring_fields(stored: pyarrow.BinaryArray) -> bool:
-    """Whether the value of one of some stored records depends on the moment at which it is read."""
+    """Whether the value of any of the stored records depends on the time at which it is read."""
     return len(Records.of(stored).expiring) > 0
 
 
@@ -220,7 +220,9 @@ def _with_nulls(numbers: NDArray[Any], having: Flags, kind: pyarrow.DataType) ->
 
 
 def qualify_keys(namespace: int | pyarrow.BinaryArray, keys: pyarrow.BinaryArray) -> pyarrow.BinaryArray:
-    """Users' keys with the three bytes of their namespace in front, which are given by key or by its id.
+    """Qualified keys: users' keys after the three bytes of their namespace.
+
+    `namespace` is the id of one namespace, or a column with the bytes for each key.
 
     >>> qualify_keys(1, pyarrow.array([b"ada"])).to_pylist()
     [b'\\x00\\x00\\x01ada']
@@ -251,7 +253,7 @@ def join_values(
     origin_site: pyarrow.Array | None = None,
     origin_version: pyarrow.Array | None = None,
 ) -> pyarrow.BinaryArray:
-    """Stored values without stamps: `encode_value` for a whole column, and what `split_values` takes apart.
+    """Stored values without stamps: `encode_value` for a whole column, the inverse of `split_values`.
 
     `expires_at` is in unix seconds, or null; the other columns have no nulls.  Either all records carry their
     origin or none does.
@@ -261,7 +263,7 @@ def join_values(
     """
     if deleted is None and expires_at is None and origin_site is None:
         return _join(values, pyarrow.scalar(PLAIN, BINARY))
-    # The tails of all rows are laid out in full, and then the bytes that a record does not have are left out.
+    # The tails of all rows are built in full, and then the bytes that a record does not have are dropped.
     tails = numpy.zeros(len(values), _TAIL)
     kept = numpy.zeros((len(values), _TAIL.itemsize), numpy.bool_)
     kept[:, -FLAGS_BYTES:] = True
@@ -312,7 +314,7 @@ def add_origins(stored: pyarrow.BinaryArray, versions: Versions, site: int) -> p
     records = Records.of(stored)
     bare = ~records.has(HAS_ORIGIN)
     if not bare.all():
-        # A restored site has got changes of its own back from others.
+        # A restored site has its own changes back from other sites, with their origin.
         added = add_origins(stored.filter(pyarrow.array(bare)), versions[bare], site)
         return pyarrow.compute.replace_with_mask(stored, pyarrow.array(bare), added)
     cut = _turn_origin_flags(records), [records.starts, records.cuts]
@@ -350,7 +352,7 @@ def _digest_copy(key: bytes, record: bytes) -> int:
 
 
 def _join_changes(keys: pyarrow.BinaryArray, records: Records, key_start: int) -> Sequence[bytes]:
-    """The bytes that are digested (`digest.py`)."""
+    """The bytes that are digested (`digest.py`), for each change."""
     if not records.has(HAS_ORIGIN).all():
         raise Corruption(_WITHOUT_ORIGIN)
     cut = _turn_origin_flags(records), [records.starts, records.cuts, records.cuts + STAMP_BYTES]
@@ -363,7 +365,7 @@ def _join_changes(keys: pyarrow.BinaryArray, records: Records, key_start: int) -
 
 
 def _join_plain(names: Bytes, stored: Bytes) -> Sequence[bytes]:
-    """The same for plain copies of one length, under keys of one length."""
+    """`_join_changes` for plain copies of one length, under keys of one length."""
     count, key_bytes = names.shape
     length = numpy.array([key_bytes], _KEY_LENGTH).view(numpy.uint8)
     pieces = [
@@ -379,7 +381,7 @@ def _join_plain(names: Bytes, stored: Bytes) -> Sequence[bytes]:
 
 
 def _find_rows(column: pyarrow.BinaryArray) -> Bytes | None:
-    """The bytes of a column whose values have one length, a row for each; None if they differ."""
+    """A column whose values have one length, as a matrix of bytes; None if lengths differ, or are 0."""
     packed = pack_array(column)
     lengths = packed.lengths
     if not lengths[0] or (lengths != lengths[0]).any():
@@ -392,7 +394,7 @@ def _are_plain_copies(stored: Bytes) -> bool:
 
 
 def _turn_origin_flags(records: Records) -> Bytes:
-    """The bytes of records, with the flags of their origins turned over."""
+    """The bytes of records, with the bit `HAS_ORIGIN` of each inverted."""
     data = records.data.copy()
     data[records.ends - FLAGS_BYTES] ^= HAS_ORIGIN
     return data
@@ -423,7 +425,7 @@ def _weave(columns: Sequence[Pieces], order: Sequence[int]) -> pyarrow.BinaryArr
 
 
 def _fixed(values: NDArray[Any]) -> Pieces:
-    """Values of one size, each a piece."""
+    """Values of a fixed size as pieces."""
     width = values.dtype.itemsize
     return values.view(numpy.uint8), [numpy.arange(0, width * len(values), width)]
 
@@ -445,12 +447,12 @@ class Copies:
         return int(numpy.bitwise_xor.reduce(digests))
 
     def encode_rows(self, row_bytes_max: int = LOG_ROW_BYTES_MAX) -> list[bytes]:
-        """Their rows in the change log: `encode_commit`."""
+        """Their rows in the change log, as `encode_commit` makes them."""
         return encode_columns(self.keys, self.records, row_bytes_max)
 
 
 def gather_copies(keys: Sequence[bytes], records: Sequence[bytes], site: int) -> Copies | None:
-    """Records under qualified keys, which stand in order, if they are many and plain copies; None if not."""
+    """The records of qualified keys, which are in order, if they are many plain copies; else None."""
     if len(keys) < MANY_RECORDS or not keys[-1].startswith(keys[0][:NAMESPACE_BYTES]):
         return None
     packed = pack(records)

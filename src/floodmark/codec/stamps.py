@@ -1,7 +1,7 @@
 """The stamps of stored records, read from their last bytes alone.
 
-A commit that decides by stamps looks at thousands of records.  Here a stamp is nine bytes, which compare as
-stamps do, as they stand in a record from another site (`values.py`) and in a digest (`digest.py`):
+A commit that decides by stamps may read those of thousands of records.  Here a stamp is nine bytes that
+compare as stamps do, the same as in a record from another site (`values.py`) and in a digest (`digest.py`):
 
     version: 8 bytes | site id: 1 byte          (big-endian)
 """
@@ -31,7 +31,7 @@ NO_STAMP: Final = b""
 _EXPIRY_BYTES: Final = 8
 _INVERSE: Final = bytes(range(255, -1, -1))
 _flags: Final = itemgetter(-1)
-# The last byte of the origin, in a record that has nothing behind it but flags.
+# The last byte of the origin, in a record in which only flags follow it.
 _plain_site: Final = itemgetter(-2)
 
 
@@ -60,7 +60,7 @@ def encode_stamp(version: Version, site: int) -> bytes:
 
 
 def stamp_version(stamp: bytes) -> Version:
-    """The version of a stamp; 0 of no stamp.
+    """The version of a stamp; 0 for `NO_STAMP`.
 
     >>> stamp_version(encode_stamp(7, 2)), stamp_version(NO_STAMP)
     (7, 0)
@@ -69,7 +69,7 @@ def stamp_version(stamp: bytes) -> Version:
 
 
 def is_later(stamp: bytes, data_set: bytes) -> bool:
-    """Whether a change with a stamp was made after the moment of a data set, and so is not replaced by it.
+    """Whether the version of a change's stamp is above that of a data set, which then does not replace it.
 
     >>> is_later(encode_stamp(8, 1), encode_stamp(7, 2)), is_later(encode_stamp(7, 3), encode_stamp(7, 2))
     (True, False)
@@ -104,7 +104,7 @@ def find_origins(records: Sequence[bytes]) -> list[bytes]:
 
 
 def _decode_origins(records: Sequence[bytes]) -> list[bytes]:
-    """The same for any records; raises Corruption for damaged ones."""
+    """`find_origins` for any records; raises Corruption for damaged ones."""
     origins = [decode_value(record).origin for record in records]
     return [NO_STAMP if origin is None else encode_stamp(origin.version, origin.site) for origin in origins]
 
@@ -123,7 +123,7 @@ def add_origin(record: bytes, stamp: bytes) -> bytes:
 
 
 def take_origin(record: bytes) -> tuple[bytes, bytes]:
-    """The origin of a record, and the record as it was where it was first written."""
+    """The origin of a record, and the record without it, as its first site stores it."""
     flags = record[-1]
     place = _place_before_stamps(record) if flags & HAS_STAMPS else _PLACES[flags]
     return record[place], record[: place.start] + record[place.stop : -1] + bytes([flags ^ HAS_ORIGIN])
@@ -138,7 +138,7 @@ def _place_before_stamps(record: bytes) -> slice:
 def is_first_written_at(site: int, record: bytes) -> bool:
     """Whether a record that is stored at a site was first written there.
 
-    It carries no origin then, unless a restored site got it back from another one.
+    Then it carries no origin, unless a restored site got it back from another one.
 
     >>> from floodmark.codec.values import encode_value
     >>> from floodmark.model.change import Stamp
@@ -152,10 +152,10 @@ def is_first_written_at(site: int, record: bytes) -> bool:
 def digest_copies(
     keys: Sequence[bytes], records: Sequence[bytes], site: int
 ) -> Iterator[tuple[bytes, int, int, bool]]:
-    """`digest_changes` for records that carry their origins, and whether they were first written at `site`.
+    """`digest_changes` for records that carry their origins, in runs of those first written at `site` or not.
 
-    The keys stand in order.  The content of a record excludes its origin and the flag for it.  A run ends
-    also where the answer to the last question changes.
+    Yields namespace, count, XOR of digests, and whether the records of the run were first written at `site`.
+    The keys are in order.  The content of a record excludes its origin and the flag for it.
     """
     lengths = {length: (length - NAMESPACE_BYTES).to_bytes(2, "big") for length in set(map(len, keys))}
     namespace, digest_of, seed = keys[0][:NAMESPACE_BYTES], hash_bytes, SEED
@@ -188,7 +188,7 @@ def _are_alike(namespace: bytes, keys: Sequence[bytes], records: Sequence[bytes]
 
 
 def _digest_alike(keys: Sequence[bytes], records: Sequence[bytes], lengths: Mapping[int, bytes]) -> int:
-    """The XOR of the digests of such records."""
+    """The XOR of the digests of records that `_are_alike`."""
     plain_end, digest_of, joined = -1 - STAMP_BYTES, hash_bytes, b"".join
     digest = 0
     for key, record in zip(keys, records, strict=True):

@@ -1,24 +1,24 @@
-"""Records that are merged: the layout of their stamps (`values.py`), from which their value follows.
+"""Records that are merged: the layout of their stamps (`values.py`).
 
 A state of fields is a JSON object, each field with its own stamp.  The body names the fields in order; their
-texts stand in the user's value, so that a reader gets stored bytes as they are:
+texts are in the user's value, so that a reader gets stored bytes as they are:
 
-    user value:  {"city":"Oslo","tags":[1, 2]}        texts as they were written, no blanks of ours
+    user value:  {"city":"Oslo","tags":[1, 2]}        texts as they were written, no blanks added
 
     | kind 1 | delete stamp 9 | count 2 | field | field | ...
     field: | bits 1 | name length 2 | name, UTF-8 | [text length 4] | stamp 9 | [expiry 8] |
                 bit 0  present: there is a text; without it the field was deleted
                 bit 1  it expires (unix seconds)
 
-A state of a counter holds the total of each site; the user's value is the sum, in decimal:
+A state of a counter has the total of each site; the user's value is the sum, in decimal:
 
     | kind 2 | delete stamp 9 | count 1 | entry | entry | ...
     entry: | site id 1 | version 8 | total 8, signed |        in the order of ids
 
 A delete stamp of zeros means: never deleted.  A stamp is (version 8, site 1); numbers are big-endian.  A
-state without a present field, or without an entry, is a tombstone with an empty value.  The record expires
-when its last field does, if all of them do; kind 3 instead of 1 says that a field expires before that, so
-that the value depends on the time of reading (`live_value`).
+state without a present field, or without an entry, is a tombstone with an empty value.  If all fields expire,
+the record expires with the last of them.  Kind 3 instead of 1 means that a field expires before the record
+does, so that the value depends on the time of reading (`live_value`).
 
 Each state has exactly one encoding, and only that is decoded: sites that hold equal states hold equal bytes.
 
@@ -91,7 +91,7 @@ class FieldsState(msgspec.Struct, frozen=True):
 
 
 class CounterEntry(msgspec.Struct, frozen=True, gc=False):
-    """What a site has added to a counter, in all, up to a version of its own."""
+    """The total that a site has added to a counter, up to a version of that site."""
 
     site: int
     version: Version
@@ -104,12 +104,12 @@ class CounterEntry(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def stamp(self) -> Stamp:
-        """Where and when the site last added something."""
+        """The stamp of the site's last addition."""
         return Stamp(self.version, self.site)
 
 
 class CounterState(msgspec.Struct, frozen=True):
-    """A counter by its sites, in the order of their ids.  Each entry is younger than `deleted`."""
+    """A counter by its sites, in the order of their ids.  The stamp of each entry is above `deleted`."""
 
     deleted: Stamp | None
     entries: tuple[CounterEntry, ...]
@@ -127,7 +127,7 @@ Part: TypeAlias = Field | CounterEntry
 def choose_parts(
     state: State, parts: Iterable[Part], is_kept: Callable[[Stamp], bool] = lambda _: True
 ) -> State:
-    """A state of the same kind with these parts, and its delete, as far as their stamps are kept."""
+    """A state of the same kind, with those of the parts, and its delete, whose stamps are kept."""
     deleted = state.deleted if state.deleted is not None and is_kept(state.deleted) else None
     kept = tuple(part for part in parts if is_kept(part.stamp))
     if isinstance(state, FieldsState):
@@ -155,7 +155,7 @@ def encode_state(state: State, origin: Stamp | None = None) -> bytes:
 
 
 def decode_state(stored: bytes) -> State:
-    """Undo `encode_state`; the origin is left out.
+    """The state of a stored value, without its origin; raises Corruption.
 
     >>> decode_state(encode_state(CounterState(Stamp(3, 2), (CounterEntry(1, 7, -4),)), Stamp(7, 1)))
     CounterState(deleted=Stamp(version=3, site=2), entries=(CounterEntry(site=1, version=7, total=-4),))
@@ -198,7 +198,7 @@ def remembers_deletes(body: bytes) -> bool:
 
 
 def live_value(stored: bytes, now_ms: int) -> bytes | None:
-    """The value of any stored record, merged or not, at a moment; None if the record is dead then.
+    """The value of any stored record, merged or not, at a time; None if the record is dead then.
 
     >>> fields = Field("brief", b"1", Stamp(7, 1), expires_at=5), Field("lasting", b"2", Stamp(7, 1))
     >>> stored = encode_state(FieldsState(None, fields))
@@ -210,7 +210,7 @@ def live_value(stored: bytes, now_ms: int) -> bytes | None:
 
 
 def render_value(record: Record, now_ms: int) -> bytes:
-    """The value of a record that is alive at a moment, without fields that have expired."""
+    """The value of a record that is alive at a time, without fields that have expired."""
     if record.stamps is None or record.stamps[0] != EXPIRING_FIELDS:
         return record.value
     state = decode_state(encode_value(record.value, record.expires_at, record.deleted, stamps=record.stamps))
@@ -221,7 +221,7 @@ def render_value(record: Record, now_ms: int) -> bytes:
 
 def _encode_fields(state: FieldsState, origin: Stamp | None) -> bytes:
     if len(state.fields) > _FIELDS_HELD_MAX:
-        # Only the fields of many sites together are so many.
+        # Only a merge of many sites' fields can have this many.
         raise LimitExceeded(
             f"a record would have {len(state.fields):,} fields, and can hold {_FIELDS_HELD_MAX:,} at most. "
             "Put it as a whole to forget the deleted ones"
@@ -252,7 +252,7 @@ def _render(members: Sequence[bytes]) -> bytes:
 
 
 def _lifetime(fields: Sequence[Field]) -> tuple[int | None, int]:
-    """The expiry of the last field, and the kind of a state with these fields."""
+    """The expiry of a state with these fields, and its kind."""
     known = [field.expires_at for field in fields if field.expires_at is not None]
     if not known:
         return None, FIELDS
@@ -327,7 +327,7 @@ def _decode_counter(record: Record, body: bytes) -> CounterState:
         and record.deleted == (not entries)
         and record.expires_at is None
         and sites == sorted(set(sites))
-        # Unlike fields, an entry is gone if it is as old as the delete.
+        # Unlike a field, an entry with the stamp of the delete is removed by it.
         and (deleted is None or not entries or deleted not in (DELETE_HERE, *stamps))
     )
     if not fits or not _agree(deleted, stamps):
@@ -356,14 +356,14 @@ def _unfit(what: str) -> Corruption:
 
 
 class _Name(NamedTuple):
-    """The name of a field, as UTF-8, and as the JSON that stands before its text."""
+    """The name of a field: as text, as UTF-8, and as the JSON that precedes its value."""
 
     text: str
     encoded: bytes
     member: bytes
 
 
-# Records of a namespace have few names, and have them again and again.
+# The records of a namespace have few distinct names, which recur.
 @lru_cache(maxsize=_NAMES_REMEMBERED)
 def _encode_name(name: str) -> _Name:
     return _Name(name, name.encode(), msgspec.json.encode(name) + b":")

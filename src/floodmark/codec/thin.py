@@ -2,13 +2,13 @@
 
 A *thin* record is a stored record (`values.py`) with digests in place of values:
 
-    last write    the user's value is empty; its digest stands beside the record
+    last write    the user's value is empty
     fields        the text of each field is the 8 bytes of its digest, big-endian
-    counter       as it is
+    counter       unchanged
 
-The digest beside a thin record is XXH64 with seed 42 over the record as it is stored, without its origin and
-the bit of a batch.  A state has exactly one encoding (`states.py`), so equal digests mean equal records, at
-all sites.
+Each thin record has a digest beside it: XXH64 with seed 42 over the record as it is stored, without its
+origin and the bit of a batch.  A state has exactly one encoding (`states.py`), so equal digests mean equal
+records, at all sites.
 """
 
 from typing import Final

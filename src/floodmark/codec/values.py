@@ -12,10 +12,10 @@
     bit 5   stamps: a body (`states.py`), then its length (4 bytes, big-endian)
     bit 7   another flag byte precedes
 
-A record with no bit but 0 and 1 is exactly TiKV's.  Extensions stand in the order of their bits; the bit of a
-batch has none.  An unknown bit is an error: to ignore it would lose data.
+A record with no bits besides 0 and 1 is exactly TiKV's.  Extensions are in the order of their bits; the bit
+of a batch has none.  An unknown bit is an error: ignoring it would lose data.
 
-Stamps make a record a state, which is merged with others of its key.  Their first byte is its kind.
+A record with stamps is a state, which is merged with others of its key.  Their first byte is its kind.
 """
 
 from struct import Struct
@@ -32,7 +32,7 @@ IN_BATCH: Final = 1 << 4
 HAS_STAMPS: Final = 1 << 5
 KNOWN_FLAGS: Final = HAS_EXPIRY | DELETED | HAS_ORIGIN | IN_BATCH | HAS_STAMPS
 
-# The kinds of states.  Of expiring fields, one expires before the record does.
+# The kinds of states.  In a state of expiring fields, a field expires before the record does.
 FIELDS: Final = 1
 COUNTER: Final = 2
 EXPIRING_FIELDS: Final = 3
@@ -46,7 +46,7 @@ _ORIGIN: Final = Struct(">QB")
 _LENGTH: Final = Struct(">I")
 
 PLAIN: Final = b"\x00"
-# The last byte of a record that is nothing but its value, of an atomic batch or not.
+# The last byte of a record with only a value, of an atomic batch or not.
 PLAIN_ENDS: Final = frozenset((PLAIN, bytes([IN_BATCH])))
 TOMBSTONE: Final = b"\x02"
 
@@ -80,7 +80,7 @@ def encode_value(
 
 
 def decode_value(stored: bytes) -> Record:
-    """Undo `encode_value`.
+    """Decode a stored record; raises Corruption.
 
     >>> decode_value(bytes.fromhex("61000000000000000201"))
     Record(value=b'a', expires_at=2, deleted=False, origin=None, stamps=None, batched=False)
@@ -109,7 +109,7 @@ def decode_value(stored: bytes) -> Record:
 
 
 def mark_batch(stored: bytes) -> bytes:
-    """A stored record as an atomic batch writes it.
+    """A stored record with the bit of an atomic batch.
 
     >>> mark_batch(encode_value(b"a")).hex(), mark_batch(mark_batch(encode_value(b"a"))).hex()
     ('6110', '6110')
@@ -118,7 +118,7 @@ def mark_batch(stored: bytes) -> bytes:
 
 
 def unmark_batch(stored: bytes) -> bytes:
-    """A stored record as it is compared: of a merged record, the last write decides the bit.
+    """A stored record without the bit of a batch, for comparisons: the last write to a merged one decides it.
 
     >>> unmark_batch(mark_batch(encode_value(b"a"))) == unmark_batch(encode_value(b"a")) == encode_value(b"a")
     True

@@ -1,7 +1,7 @@
-"""A column of a batch of changes, which comes as an array from a change log or over a wire.
+"""A column of a batch of changes: an Arrow array from a change log or from a server.
 
-A reader of single changes finds a list, made when it is first needed; code that computes with whole
-columns takes the array as it came.
+A reader of single changes uses it as a list, which is made when it is first needed; code that computes with
+whole columns uses the array.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 Item = TypeVar("Item")
 
-# From so many values on, it is quicker to look at them all at once.
+# From this number of values on, it is quicker to process them all at once.
 MANY: Final = 256
 
 

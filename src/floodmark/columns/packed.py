@@ -3,10 +3,10 @@
     data       | row 0 | row 1     | row 2 |
     borders    0       5           13      18
 
-Thousands of rows are looked at, and copied, by a handful of calls, where a list would take one for each row.
+A few calls process or copy thousands of rows, where a list would take one call for each row.
 
-Arrays are made of buffers: to make one of Python's or NumPy's values, Arrow imports pandas, if it is there,
-and the first call to a server would wait for that.
+Arrays are made from buffers: to make one from Python's or NumPy's values, Arrow imports pandas, if it is
+installed, and the first call to a server would wait for that.
 """
 
 from collections.abc import Sequence
@@ -22,19 +22,19 @@ Places: TypeAlias = NDArray[numpy.int64]
 
 
 class Packed(NamedTuple):
-    """The bytes of all rows, and where each begins, with the end of the last."""
+    """The bytes of all rows; the position at which each begins, and the end of the last."""
 
     data: bytes | memoryview
     borders: Places
 
     @property
     def lengths(self) -> Places:
-        """How long each row is."""
+        """The length of each row."""
         lengths: Places = numpy.diff(self.borders)
         return lengths
 
     def to_arrow(self) -> pyarrow.BinaryArray:
-        """The same over the same bytes."""
+        """The rows as an Arrow array over the same bytes."""
         return to_binary(self.data, self.borders)
 
 
@@ -45,7 +45,7 @@ def to_binary(data: Any, borders: NDArray[Any]) -> pyarrow.BinaryArray:
 
 
 def pack(rows: Sequence[bytes]) -> Packed:
-    """Rows in one piece; of a column that is one already, over the same bytes.
+    """Pack rows; those of a `Column` over the same bytes, without a copy.
 
     >>> packed = pack([b"ada", b"", b"alan"])
     >>> packed.data, packed.borders.tolist()
@@ -67,14 +67,14 @@ def pack_array(array: pyarrow.BinaryArray) -> Packed:
 
 
 def borders_of(lengths: Places) -> Places:
-    """Where rows of some lengths begin, with the end of the last."""
+    """The positions at which rows of these lengths begin, and the end of the last."""
     borders = numpy.zeros(len(lengths) + 1, numpy.int64)
     numpy.cumsum(lengths, out=borders[1:])
     return borders
 
 
 def numbers_to_arrow(numbers: NDArray[Any]) -> pyarrow.Array:
-    """An array of the same numbers, over the same bytes."""
+    """The numbers as an Arrow array over the same bytes."""
     buffers = [None, pyarrow.py_buffer(numbers)]
     return pyarrow.Array.from_buffers(pyarrow.from_numpy_dtype(numbers.dtype), len(numbers), buffers)
 
@@ -85,7 +85,7 @@ def empty_batch(schema: pyarrow.Schema) -> pyarrow.RecordBatch:
 
 
 def window(data: bytes | memoryview | NDArray[numpy.uint8], kind: numpy.dtype[Any]) -> NDArray[Any]:
-    """What stands at each place of some bytes, as a value of a kind.
+    """Overlapping values: for each position in `data`, the value of type `kind` that begins there.
 
     >>> window(b"abc", numpy.dtype(">u2")).tolist() == [0x6162, 0x6263]
     True

@@ -1,6 +1,6 @@
-"""Keys and values that are columns already, on their way to a site.
+"""Writes whose keys and values are columns already.
 
-They are a mapping; a site behind a wire takes the columns as they are.
+They are a mapping; a stream to a server sends the columns as they are.
 """
 
 from collections.abc import ItemsView, Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ class Pairs(Mapping[bytes, bytes]):
 
     @classmethod
     def sort(cls, keys: pyarrow.BinaryArray, values: pyarrow.BinaryArray) -> "Pairs":
-        """Put keys in order, and values with them."""
+        """The pairs in order of keys."""
         order = pyarrow.compute.sort_indices(keys)
         return cls(keys.take(order), values.take(order))
 
@@ -46,11 +46,11 @@ class Pairs(Mapping[bytes, bytes]):
 
     @property
     def is_ordered(self) -> bool:
-        """Whether keys are in order, and none stands twice.  Of those that do, the mapping has the last."""
+        """Whether keys are in order, each once.  Of repeated keys, the mapping has the last value."""
         return self.key_column.is_ascending
 
     def columns(self) -> tuple[Sequence[bytes], Sequence[bytes]]:
-        """Keys and values, row by row as they came: columns if they are many, lists if that is quicker."""
+        """Keys and values, in the order of rows: as columns if they are many, else as quicker lists."""
         if len(self.key_column) >= MANY:
             return self.key_column, self.value_column
         return list(self.key_column), list(self.value_column)

@@ -1,10 +1,10 @@
-"""Sorts keys and values in columns, any number within a fixed amount of memory: an external merge sort.
+"""Sorts any number of keys and values, in columns, within a fixed amount of memory: an external merge sort.
 
 Rows are gathered in memory.  When they fill the quota they are sorted and written to a file without a name,
 as a *run* of Arrow messages; in the end the runs are merged.  A merge takes the first rows of all runs, up to
-the lowest key that ends a message, and sorts those: no row costs a call of Python.
+the lowest key that ends a message, and sorts these: no row takes a Python call of its own.
 
-Of rows with one key the last that was added is kept, or the sort is refused.
+Of rows with the same key the one that was added last is kept, or the sort is refused.
 """
 
 import os
@@ -25,12 +25,12 @@ from floodmark.model.errors import InvalidArgument, StorageFull
 from floodmark.model.limits import KIB, MIB
 
 MEMORY_BYTES_MAX: Final = 64 * MIB
-# What a site takes at once, in some ten milliseconds.
+# The size of a portion, which a site stores in some ten milliseconds.
 PORTION_BYTES_MAX: Final = 4 * MIB
-# What a run holds in memory while it is merged.
+# The memory of a run while it is merged.
 _MESSAGE_BYTES_MAX: Final = 256 * KIB
 
-# Is called with a key that comes twice, and raises.
+# Called with a key that occurs twice; raises an error.
 Refuse = Callable[[bytes], None]
 
 
@@ -42,9 +42,9 @@ def sort_pairs(
     bytes_max: int = PORTION_BYTES_MAX,
     memory_bytes_max: int = MEMORY_BYTES_MAX,
 ) -> Iterator[Pairs]:
-    """Batches of two columns, keys and values, in order of keys, each key once, in portions of some bytes.
+    """Sort batches of two columns, keys and values; yields each key once, in portions of about `bytes_max`.
 
-    Rows that are said to be `in_order` are only checked, and passed on as they come.
+    With `in_order`, the rows are only checked to be in order, and yielded as they come.
 
     >>> rows = pyarrow.RecordBatch.from_pydict({"key": [b"b", b"a", b"b"], "value": [b"1", b"2", b"3"]})
     >>> [dict(pairs) for pairs in sort_pairs([rows])]
@@ -118,7 +118,7 @@ class _Sorter:
         runs = [_SortedRun(self._messages(places)) for places in self._runs]
         while runs:
             bound = min(run.last for run in runs)
-            # A later run stands behind an earlier one: of rows with one key, its row is the last.
+            # A later run follows an earlier one: of rows with the same key, its row is the last.
             yield _sort([run.take(bound) for run in runs], self._refuse)
             runs = [run for run in runs if run.is_open]
 
@@ -129,7 +129,7 @@ class _Sorter:
 
 
 class _SortedRun:
-    """What is left of a sorted run, whose messages have rows."""
+    """The rest of a sorted run, none of whose messages is empty."""
 
     def __init__(self, messages: Iterator[pyarrow.RecordBatch]) -> None:
         self._messages = messages
@@ -143,7 +143,7 @@ class _SortedRun:
             self.last: bytes = message.column(0)[-1].as_py()
 
     def take(self, bound: bytes) -> pyarrow.RecordBatch:
-        """The rows up to a key, all of which are in the message that is held."""
+        """The rows up to a key, which must be at most the last key of the present message."""
         start, keys = self._taken, self._rows.column(0)
         self._taken = bisect_right(keys, bound, start, key=lambda key: key.as_py())
         taken = self._rows.slice(start, self._taken - start)
@@ -159,7 +159,7 @@ def _open_nameless() -> IO[bytes]:
 
 
 def _sort(batches: list[pyarrow.RecordBatch], refuse: Refuse | None) -> pyarrow.RecordBatch:
-    """Rows in order; of those with one key the last."""
+    """The rows in order; of those with the same key only the last."""
     rows = pyarrow.concat_batches(batches)
     keys = rows.column(0)
     if pyarrow.compute.all(pyarrow.compute.less(keys[:-1], keys[1:])).as_py():
@@ -188,7 +188,7 @@ def _check_order(
 
 
 def _drop_repeated(rows: pyarrow.RecordBatch, refuse: Refuse | None) -> pyarrow.RecordBatch:
-    """Of sorted rows with one key the last."""
+    """Sorted rows without those that the next one repeats; calls `refuse` with the first repeated key."""
     keys = rows.column(0)
     repeated = pyarrow.compute.equal(keys[:-1], keys[1:])
     if not repeated.true_count:
@@ -200,7 +200,7 @@ def _drop_repeated(rows: pyarrow.RecordBatch, refuse: Refuse | None) -> pyarrow.
 
 
 def _portions(batches: Iterable[pyarrow.RecordBatch], bytes_max: int) -> Iterator[pyarrow.RecordBatch]:
-    """Batches cut and joined to about some bytes, or to one row."""
+    """Cut and join batches to pieces of about `bytes_max`, with at least one row each."""
     gathered: list[pyarrow.RecordBatch] = []
     size = 0
     for batch in batches:

@@ -1,4 +1,4 @@
-"""Ordered storage: the port, and the engines behind it."""
+"""Ordered storage: the port, and the engines that implement it."""
 
 from floodmark.engine.base import Engine, EngineLimits, Guard, Row, Write, WriteRow, durable_writes
 from floodmark.engine.memory import MemoryEngine

@@ -1,18 +1,18 @@
 """The port to an ordered storage engine.  Small on purpose.
 
-Versions live in our keys, so nothing here needs an engine's snapshots or transactions: an ordered map
-with atomic batches is enough, and a distributed database can stand behind the same port.
+Keys contain the versions, so no engine needs snapshots or transactions of its own: an ordered map with
+atomic batches is enough, and a distributed database can implement the same port.
 
 The contract (`floodmark.testing.EngineContract` runs it over every engine):
 
 - Rows live in named families; keys are compared byte by byte.
 - `write` applies all rows or none, and is visible when it returns; it is durable after the next
-  `sync`.  Writes become durable in order: after a crash, what is lost is a suffix.
-- With guards, a write happens only if each guarded key still has the expected value, which is decided
-  inside of the write: no other write comes in between.
-- `write` and `sync` raise `StorageFailed` if certainly nothing happened, and `OutcomeUnknown` if
-  something may have.  After an unknown outcome, `recover` settles it: when it returns, each earlier
-  write has happened for good or never will.
+  `sync`.  Writes become durable in order: a crash loses only a suffix of them.
+- With guards, a write happens only if each guarded key still has the expected value.  The check and the
+  write are atomic: no other write comes in between.
+- `write` and `sync` raise `StorageFailed` if it is certain that nothing happened, and `OutcomeUnknown` if
+  something may have happened.  Then `recover` settles it: when it returns, each earlier write has happened
+  for good or never will.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 from floodmark.model.limits import KIB, MIB, PAGE_BYTES_MAX, PAGE_ROWS_MAX
 from floodmark.model.ranges import after
 
-# An engine on this machine's disk needs room of its own to recover; below this, it only serves reads.
+# The free space that an engine on this machine's disk needs to recover; with less, it only serves reads.
 RECOVERY_ROOM_BYTES: Final = 64 * MIB
 
 Row: TypeAlias = tuple[bytes, bytes]
@@ -46,7 +46,7 @@ def guards_hold(get: Callable[[str, bytes], bytes | None], guards: Iterable[Guar
 
 @dataclass(frozen=True, kw_only=True)
 class EngineLimits:
-    """What one engine can take; the limits of a commit derive from these."""
+    """The limits of an engine, from which those of a commit derive."""
 
     value_bytes_max: int
     batch_bytes_max: int
@@ -54,7 +54,7 @@ class EngineLimits:
     key_bytes_max: int = 64 * KIB
     # The rows that one `delete_range` may remove; None for any number.
     range_rows_max: int | None = None
-    # Whether a read goes over a network, so that no event loop may do it.
+    # Whether a read goes over a network, so that it must not run on an event loop.
     reads_wait: bool = False
 
 
@@ -72,18 +72,18 @@ class Engine(Protocol):
         ...
 
     def ceiling(self, family: str, key: bytes, prefix: bytes = b"") -> Row | None:
-        """The first row at or after a key, if it starts with `prefix`, as the key itself does.
+        """The first row at or after a key, if it starts with `prefix`; `key` itself must start with it.
 
-        Naming the prefix that matters lets an engine use its filters.
+        The prefix lets an engine use its filters.
         """
         ...
 
     def ceilings(
         self, family: str, prefixes: Sequence[bytes], starts: Sequence[bytes] | None = None
     ) -> list[Row | None]:
-        """`ceiling` of many, at less than its cost: the first row of each prefix, at or after its start.
+        """`ceiling` of many keys, for less: for each prefix, its first row at or after the start.
 
-        A start begins with its prefix; without `starts`, it is the prefix.
+        Each start begins with its prefix; without `starts`, the prefixes are the starts.
         """
         ...
 
@@ -100,7 +100,7 @@ class Engine(Protocol):
         """A page of the rows in `[start, end)`, in order of keys or against it.
 
         It holds at most `rows_max` rows and ends soon after `bytes_max` bytes.  Only an empty page
-        means that no row is left; go on behind the last row until then.
+        means that no row is left; until then, continue after the last row.
         """
         ...
 
@@ -113,7 +113,7 @@ class Engine(Protocol):
         ...
 
     def sync(self) -> None:
-        """Return when all that was written before is on stable storage."""
+        """Return when all earlier writes are on stable storage."""
         ...
 
     def recover(self) -> None:
@@ -121,16 +121,16 @@ class Engine(Protocol):
         ...
 
     def sizes(self) -> Mapping[str, int]:
-        """The bytes on stable storage, by family, as far as the engine knows."""
+        """The bytes that the engine uses for each family, as far as it knows."""
         ...
 
     def close(self) -> None:
-        """Sync and let go of all resources.  Closing twice is harmless."""
+        """Sync and release all resources.  Closing twice is harmless."""
         ...
 
 
 class EngineMeasures(NamedTuple):
-    """How an engine is doing: numbers by name, of the whole and of each family."""
+    """Measurements of an engine: numbers by name, of the whole and of each family."""
 
     whole: Mapping[str, int]
     families: Mapping[str, Mapping[str, int]]
@@ -138,10 +138,10 @@ class EngineMeasures(NamedTuple):
 
 @runtime_checkable
 class Measured(Protocol):
-    """An optional capability: an engine in this process that tells how its files and memory are doing."""
+    """An optional capability: an engine in this process that measures its files and memory."""
 
     def measures(self) -> EngineMeasures:
-        """The numbers of this moment."""
+        """The current numbers."""
         ...
 
 
@@ -156,7 +156,7 @@ class DurableWrites(Protocol):
 
 @runtime_checkable
 class BulkLoads(Protocol):
-    """An optional capability: rows that go to a file of their own, past the log and the memory of writes."""
+    """An optional capability: rows written to a file of their own, not to the log and memory of writes."""
 
     def load(self, family: str, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
         """Store rows in ascending order of keys, all or none; they are on stable storage on return.
@@ -173,7 +173,7 @@ class Write(Protocol):
 
 
 def durable_writes(engine: Engine) -> Write:
-    """The way to write durably to an engine: in one call if it can."""
+    """The call that writes durably to an engine: its own, or `write` followed by `sync`."""
     if isinstance(engine, DurableWrites):
         return engine.write_durably
 
@@ -189,13 +189,13 @@ def durable_writes(engine: Engine) -> Write:
 def scan_pages(
     engine: Engine, family: str, start: bytes, end: bytes | None, *, rows_max: int = PAGE_ROWS_MAX
 ) -> Iterator[list[Row]]:
-    """The rows from `start` to before `end` in order, page by page; each is read when it is asked for."""
+    """The rows in `[start, end)` in order, page by page; each page is read when it is asked for."""
     while page := engine.scan(family, start, end, rows_max=rows_max, bytes_max=PAGE_BYTES_MAX):
         yield page
         start = after(page[-1][0])
 
 
 def scan_rows(engine: Engine, family: str, start: bytes, end: bytes | None) -> Iterator[Row]:
-    """The rows from `start` to before `end` in order, read page by page."""
+    """The rows in `[start, end)` in order, read page by page."""
     for page in scan_pages(engine, family, start, end):
         yield from page

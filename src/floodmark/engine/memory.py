@@ -81,7 +81,7 @@ class MemoryEngine:
         with self._lock:
             if not guards_hold(self._get, guards):
                 return False
-            # All rows are looked at before the first is applied, so that a bad one spoils nothing.
+            # All families are looked up before the first row is applied: an unknown one changes nothing.
             planned = [(self._family(family), key, value) for family, key, value in rows]
             for rows_of_family, key, value in planned:
                 rows_of_family.set(key, value)

@@ -7,18 +7,18 @@ Each family is a table in a schema of the site's own, and `bytea` compares byte 
     "floodmark_oslo".layout     version int                            of these tables
 
 **Durability.**  All writes of an engine go through one connection.  They commit with `synchronous_commit`
-off; `write_durably` and `sync` commit with the setting of the server, which flushes all that was before,
+off; `write_durably` and `sync` commit with the setting of the server, which flushes all earlier commits too,
 also to a synchronous standby.  If the server crashes in between, the connection is lost; it is replaced only
-by `recover`, so a write that was lost is never taken for a synced one.
+by `recover`, so a lost write is never taken for a synced one.
 
 **Recovery.**  A transaction first locks its engine's row in `sessions`, for share, and fails without it.
-`recover` deletes the row: it waits for a transaction that is at work at the server, and one that arrives
-later fails.  So when it returns, each earlier write has happened or never will.
+`recover` deletes the row: it waits for a transaction that the server is running, and one that arrives later
+fails.  So when it returns, each earlier write has happened or never will.
 
 **Guards** are locked for share in the transaction that they guard: a node that changes a guarded key waits
-for the write, or the write fails.  A transaction travels whole, in one round trip.  Rounds of group commit
-only put rows: they are one statement.  Other transactions have several, and there a guard that does not hold
-raises an error in the server, which skips the rest.
+for the write, or the write fails.  A transaction is sent whole, in one round trip.  Rounds of group commit
+only put rows, in one statement.  Other transactions have several statements; in these a guard that does not
+hold raises an error in the server, which skips the rest.
 """
 
 from collections import deque
@@ -73,10 +73,10 @@ _SETTINGS: Final[Mapping[str, Any]] = {
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
-    # Of several hosts, the primary.
+    # If the URL names several hosts, connect to the primary.
     "target_session_attrs": "read-write",
 }
-# Each query finds rows by their keys.  A planner without statistics would rather read and sort small tables.
+# Each query finds rows by their keys.  Without statistics, the planner would read and sort small tables.
 _OPTIONS: Final = " ".join(
     f"-c {setting}"
     for setting in (
@@ -130,7 +130,7 @@ _HOLD: Final = (
 )
 # Two transactions that share a lock and then both write would wait for each other.
 _HOLD_WRITTEN: Final = _HOLD.replace("FOR SHARE", "FOR NO KEY UPDATE")
-# An absent row cannot be locked: enter one, which no other transaction then can.
+# An absent row cannot be locked.  Inserting one keeps other transactions from inserting it.
 _HOLD_ABSENT: Final = "INSERT INTO {table} (key, value) VALUES (%b, '')"
 
 # A whole transaction in one statement, if all rows are put and all guards are of rows that are there.  Each
@@ -151,7 +151,7 @@ _HOLD_ALL: Final = """
     SELECT FROM {table} JOIN unnest(%b::bytea[], %b::bytea[]) AS expected(key, value) USING (key, value)
     FOR SHARE OF {family}"""
 _HOLD_NONE: Final = "SELECT WHERE false"
-# So often, a durable write also tells that the session is alive.
+# One in this many durable writes also records that the session is alive.
 _SEEN_EVERY: Final = 1_024
 
 # Without a timeout: PostgreSQL would report a commit that no standby has confirmed as done, with a warning.
@@ -160,11 +160,11 @@ _DURABLY: Final = """
 _ENTER: Final = "INSERT INTO {table} (id, seen) VALUES (%b, now())"
 _LEAVE: Final = "DELETE FROM {table} WHERE id = %b"
 _SEEN: Final = "UPDATE {table} SET seen = now() WHERE id = %b AND seen < now() - interval '1 hour'"
-# Engines that ended without `close`.  One that was only silent has to recover.
+# Removes the sessions of engines that ended without `close`.  One that was only idle must recover.
 _SWEEP: Final = "DELETE FROM {table} WHERE seen < now() - interval '7 days'"
 _END: Final = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %b AND "
 _END_BACKEND: Final = _END + "pid = %b"
-# A client that was suspended in the middle of a transaction holds locks for as long.
+# Ends the connections of clients that are suspended in the middle of a transaction: they hold locks.
 _END_STALLED: Final = _END + (
     "pid <> pg_backend_pid() AND wait_event = 'ClientRead' "
     f"AND xact_start < now() - interval '{LOCK_SECONDS_MAX} s'"
@@ -182,7 +182,7 @@ NOTHING: Final[Written] = {}
 
 
 class PostgresConnection(psycopg.Connection[tuple[Any, ...]]):
-    """A connection on which no answer takes for ever."""
+    """A connection that fails if an answer takes longer than `ANSWER_SECONDS_MAX`."""
 
     def wait(self, gen: PQGen[Result], interval: float = 0.1, timeout: float | None = None) -> Result:
         try:
@@ -229,7 +229,7 @@ class Queries:
 
 
 class Readers:
-    """Connections to read on, taken from a pool and kept: with the pool alone, a read takes half as much
+    """Connections for reads, taken from a pool and kept.  Taking one for each read would cost half as much
     processor time again.
     """
 
@@ -252,7 +252,7 @@ class Readers:
             try:
                 rows = cursor.execute(query, values, prepare=True).fetchall()
             except BaseException:
-                # The pool closes it, unless it is as good as new.
+                # The pool closes it, unless it is idle and intact.
                 self._pool.putconn(connection)
                 raise
             # A cursor keeps its last result.
@@ -272,7 +272,7 @@ class Readers:
 
 
 class PostgresEngine:
-    """The engine of a site in a PostgreSQL database; its schema and tables are made if they are missing.
+    """The engine of a site in a PostgreSQL database.  With `create`, makes a missing schema and its tables.
 
     `url` is a connection string of libpq, with one or several hosts.
     """
@@ -374,9 +374,9 @@ class PostgresEngine:
         return self._reconnecting(lambda: self._readers.fetch(query, values))
 
     def _reconnecting(self, operation: Callable[[], Result]) -> Result:
-        """Run what changes nothing until its end; again, at least once, if a connection was lost.
+        """Run an operation that is safe to repeat; retry it, at least once, if a connection was lost.
 
-        A pool may hand out several lost connections, also one that it was making when they were lost.
+        A pool may hand out several lost connections, also one that it was just opening.
         """
         ends: float | None = None
         backoff = Backoff(PAUSE_MS, longest_ms=PAUSE_MS_MAX, budget_ms=CONNECT_SECONDS_MAX * 1_000)
@@ -484,11 +484,11 @@ class PostgresEngine:
                 raise
 
     def _fail(self, connection: PostgresConnection, error: psycopg.Error) -> FloodmarkError | None:
-        """What a failed transaction means; None for a guard that did not hold.
+        """The error for a failed transaction; None if a guard did not hold.
 
-        The connection is kept if it can be: writes that are not synced yet are lost only with it.
+        Keeps the connection if possible, because without it, writes that are not synced yet may be lost.
         """
-        # What PostgreSQL says of a transaction is certain, unless it is about to end the connection.
+        # An error that PostgreSQL reports is certain, unless the server is about to end the connection.
         certain = error.sqlstate is not None and error.sqlstate[:2] not in _ENDING
         try:
             if connection.info.transaction_status is not psycopg.pq.TransactionStatus.IDLE:
@@ -526,7 +526,7 @@ class PostgresEngine:
             self._reconnecting(self._connect)
 
     def abandon(self, refusal: FloodmarkError) -> None:
-        """Refuse everything in a forked process; the connections stay with the other one."""
+        """Refuse all calls in a forked process; the connections belong to its parent."""
         self._refusal, self._lock, self._writer = refusal, Lock(), None
 
     def close(self) -> None:
@@ -571,7 +571,7 @@ class PostgresEngine:
     def _make_schema(self, connection: PostgresConnection, create: bool) -> None:
         layout = sql.Identifier(self._schema, "layout").as_string()
         with connection.transaction():
-            # Engines that open at the same time make it one after the other.
+            # Engines that open at the same time create the schema one after the other.
             connection.execute("SELECT pg_advisory_xact_lock(hashtext(%b::text))", [self._schema])
             ((found,),) = connection.execute("SELECT to_regclass(%b::text)::text", [layout]).fetchall()
             if found is not None:
@@ -604,7 +604,7 @@ class PostgresEngine:
 
 
 def _is_plain(written: Written, guards: Sequence[Guard]) -> bool:
-    """Whether one statement can do it: it removes no row, and guards only rows that it does not write."""
+    """Whether one statement is enough: it removes no row, and guards only rows that it does not write."""
     expected = {(guard.family, guard.key): guard.expected for guard in guards}
     return (
         len({guard.family for guard in guards}) <= 1
@@ -625,9 +625,9 @@ def _send_rows(send: Send, written: Written) -> None:
 
 
 def _send_guards(send: Send, guards: Sequence[Guard], written: Written) -> list[Guard]:
-    """Lock what is guarded, in one order for all; the guards whose entered rows have to go again."""
+    """Lock the guarded rows, in the same order everywhere; returns the guards whose inserted rows must go."""
     entered: dict[tuple[str, bytes], Guard] = {}
-    # Those of absent rows last: no other guard may take an entered row for one that was there.
+    # Those of absent rows last: another guard must not take an inserted row for an earlier one.
     for guard in sorted(guards, key=lambda each: (each.expected is None, each.family, each.key)):
         is_written = guard.key in written.get(guard.family, ())
         if guard.expected is not None:
@@ -639,7 +639,7 @@ def _send_guards(send: Send, guards: Sequence[Guard], written: Written) -> list[
 
 
 def _arguments(url: str) -> dict[str, Any]:
-    """The arguments of a connection: what the URL says, and our own settings."""
+    """The arguments of a connection: Floodmark's settings, which the URL may override."""
     asked = conninfo_to_dict(url)
     options = f"{_OPTIONS} {asked.pop('options', None) or ''}".strip()
     return {"autocommit": True, **_SETTINGS, **asked, "options": options}

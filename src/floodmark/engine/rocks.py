@@ -6,10 +6,10 @@ write, a flush lets other threads run while the disk works, which group commit n
 After a failed write RocksDB refuses all others, and the failed one may be in its log or not.  `recover`
 reopens the database, which then shows what happened.
 
-RocksDB opens a database with a damaged write-ahead log and drops everything behind the damage.  With a
-witness (`witness.py`) the engine first asks for a log without any flaw, which changes nothing on disk if
-there is one.  Only a flaw that a crash can have left is then passed over: one behind everything that the
-witness saw, and, while the machine has not restarted, only a last record that was cut short.
+RocksDB opens a database with a damaged write-ahead log and drops everything after the damage.  With a
+witness (`witness.py`) the engine first opens it in a mode that refuses any flaw and changes nothing on disk
+then.  It accepts only a flaw that a crash can have left: one after everything that the witness saw, and,
+while the machine has not restarted, only a last record that was cut short.
 """
 
 import ctypes
@@ -80,27 +80,27 @@ from floodmark.model.version import Version
 
 BLOCK_CACHE_BYTES: Final = 64 * MIB
 WRITE_BUFFER_BYTES: Final = 32 * MIB
-# Passing over so many removed rows in memory takes a scan some ten milliseconds.
+# A scan takes some ten milliseconds to skip this many removed rows in memory.
 REMOVED_ROWS_MAX: Final = 20_000
 _WINDOW_ROWS: Final = 1_024
-# Memtables of records grow by so much: the C library gives a block of this size back as soon as it is freed.
+# Memtables of records grow by this size: the C library returns such blocks to the system when they are freed.
 _RECORDS_BLOCK_BYTES: Final = 4 * MIB
 
-# Rows are pulled in gulps: the page's size is looked at once a gulp, not once a row.
-# The first is small, in case that a few rows make a page.
+# Rows are read in gulps: the size of the page is checked once a gulp, not once a row.
+# The first gulp is small, because a few rows may fill the page.
 _GULP: Final = 32
 _FIRST_GULP: Final = 4
 _BULK_ROWS: Final = 1_000
 
-# Rows that are added to a file in one go, in which no other thread runs: a quarter of a millisecond.  The
-# pause between lets one run that waits; without it, Python would let it wait for five milliseconds.
+# Rows that are added to a file at a time.  No other thread runs meanwhile, for a quarter of a millisecond.
+# The pause in between lets a waiting thread run, which Python would else delay for five milliseconds.
 _LOADED_ROWS: Final = 500
 _LOADING_PAUSE_SECONDS: Final = 0.000_05
 # Files at level 0, where they overlap: at 20 RocksDB delays writers, and stops them at 36.
 OVERLAPPING_FILES_MAX: Final = 12
 _OVERLAPPING: Final = "rocksdb.num-files-at-level0"
 _COMPACTION_TRIES: Final = 3_000
-# RocksDB leaves files alone whose names it does not know.
+# RocksDB ignores files with names that it does not know.
 _LOADING: Final = "load-{}.tmp"
 
 # More than RocksDB writes at once when it opens an ordinary database.
@@ -123,7 +123,7 @@ _STATUS: Final = re.compile(
 )
 _OLDEST_LOG: Final = "rocksdb.min-log-number-to-keep"
 
-# RocksDB's properties that tell how it is doing, of the whole database and of each family.
+# The properties of RocksDB that are measured, of the whole database and of each family.
 _OF_DATABASE: Final = {
     "block_cache_bytes": "rocksdb.block-cache-usage",
     "running_compactions": "rocksdb.num-running-compactions",
@@ -145,7 +145,7 @@ _log = logging.getLogger("floodmark.engine")
 
 
 class _Database:
-    """A RocksDB database that is read, however it is opened."""
+    """The reads of a RocksDB database, which both ways of opening it share."""
 
     limits = EngineLimits(value_bytes_max=64 * MIB, batch_bytes_max=256 * MIB, batch_rows_max=10_000_000)
 
@@ -161,8 +161,8 @@ class _Database:
     ) -> None:
         self._path = path
         self._families = tuple(families)
-        # In these families a filter knows the first bytes of every key: `ceiling` with a prefix at least
-        # that long skips files that cannot hold it, and costs hardly more than a point lookup.
+        # These families have filters on the first bytes of every key: `ceiling` with a prefix at least that
+        # long skips files that cannot have it, and costs hardly more than a point lookup.
         self._prefix_bytes = dict(prefix_bytes or {})
         self._in_total_order = ReadOptions()
         self._in_total_order.set_total_order_seek(True)
@@ -171,7 +171,7 @@ class _Database:
         self._access = access
         self._closed = False
         self._refusal: FloodmarkError | None = None
-        # Never set: only waited on, for a moment.
+        # Never set; its `wait` is a short sleep.
         self._pause = Event()
         self._database: Rdict | None = None
         self._columns: dict[str, Rdict] = {}
@@ -239,7 +239,7 @@ class _Database:
         options = ReadOptions()
         options.set_total_order_seek(True)
         if rows_max >= _BULK_ROWS:
-            # A long scan passes once; its blocks would only drive others out of the cache.
+            # A long scan reads its blocks once; in the cache they would only evict others.
             options.fill_cache(False)  # type: ignore[call-arg]
         if end is not None:
             options.set_iterate_upper_bound(end)
@@ -294,7 +294,7 @@ class _Database:
 
     def _read_error(self, error: Exception) -> FloodmarkError:
         _pass_foreign(error)
-        # A family is missing only while a recovery or `close` has taken all of them away.
+        # A family is missing only after a recovery or `close` has released all of them.
         if self._database is None or isinstance(error, DbClosedError | KeyError):
             return self._unavailable()
         return _translate(error, otherwise=StorageFailed)
@@ -323,7 +323,7 @@ class _Database:
         self._database = database
 
     def _reopen(self, passing: str) -> None:
-        """Open, and retry while the error is a transient one."""
+        """Open, and retry while the error contains `passing`, the text of a transient one."""
         for _ in range(_REOPEN_TRIES - 1):
             try:
                 self._open()
@@ -335,11 +335,11 @@ class _Database:
         self._open()
 
     def _release(self) -> None:
-        """Close every handle, also after an error: RocksDB keeps its files until the last is closed."""
+        """Close every handle, also after an error: RocksDB keeps its files open until the last is closed."""
         handles = [*self._columns.values(), *([self._database] if self._database else [])]
         # First, so that other threads do not take a closed handle for a failure of RocksDB.
         self._database = None
-        # Emptied in place: the frames of an old error may still hold this very dict.
+        # Emptied in place: the frames of an old error may still refer to this dict.
         self._handles.clear()
         self._columns = {}
         failure: Exception | None = None
@@ -352,7 +352,7 @@ class _Database:
             raise failure
 
     def _close_handle(self, handle: Rdict) -> None:
-        """Close a handle as soon as no other thread is inside one of its calls."""
+        """Close a handle; retries while another thread is inside one of its calls."""
         for _ in range(_CLOSE_TRIES - 1):
             try:
                 handle.close()
@@ -375,7 +375,8 @@ class _Database:
 class RocksEngine(_Database):
     """A RocksDB database in a directory, which is made if it is missing.
 
-    With a file for a witness it is refused if it holds less than the witness saw, unless `accept_loss`.
+    With the path of a witness, a database that holds less than the witness saw is refused, unless
+    `accept_loss`.
     """
 
     def __init__(
@@ -400,7 +401,7 @@ class RocksEngine(_Database):
         )
         self._guard_lock = Lock()
         self._loads = count()
-        # How many rows were removed from each family since it was last tidied up.
+        # How many rows were removed from each family since `_tidy` last flushed it.
         self._removed = dict.fromkeys(families, 0)
         self._witness_file = None if witness is None else WitnessFile(witness)
         self._witness: Witness | None = None
@@ -427,17 +428,17 @@ class RocksEngine(_Database):
 
     @property
     def witnessed_version(self) -> Version:
-        """No version above this was ever minted, as far as the witness knows; 0 if there is none."""
+        """The version above which none was minted before the witness was stored; 0 without a witness."""
         return 0 if self._witness is None else self._witness.version
 
     def sync_witnessed(self, version: Version) -> None:
-        """`sync`, and then let the witness say that all of it is on disk, and that `version` is the bound."""
+        """`sync`, and then store a witness of the synced files, with `version` as the bound."""
         if self._witness_file is None:
             self.sync()
             return
         database = self._writable()
         try:
-            # Looked at before the sync, which then covers all that was seen.
+            # Read before the sync, which then covers all that was seen.
             files = read_files(self._path, None if self._witness is None else self._witness.files.manifest)
             sequence = database.latest_sequence_number()
             database.flush_wal(True)
@@ -490,7 +491,7 @@ class RocksEngine(_Database):
         was_closed = witness is not None and require_files(self._path, witness)
         self._require_readable(was_closed=was_closed)
         if witness is not None and missing_logs(self._path, witness):
-            # Before it is opened for writing: then it no longer tells which logs it needs.
+            # Before it is opened for writing: after that it no longer reports which logs it needs.
             _, oldest_log = self._look(DBRecoveryMode.point_in_time())
             require_logs(self._path, witness, oldest_log)
         try:
@@ -508,16 +509,16 @@ class RocksEngine(_Database):
 
     @property
     def _may_be_scattered(self) -> bool:
-        """Whether the unsynced end of a file may hold anything: after a power cut or a failed write.
+        """Whether the unsynced end of a file may hold any bytes: after a power cut or a failed write.
 
-        While the machine runs, a file holds what was written to it.
+        Until the machine restarts, a file holds the bytes that were written to it.
         """
         same_boot = self._witness is not None and self._witness.boot == self._boot != ""
         return self._recovers or not same_boot
 
     def _require_readable(self, *, was_closed: bool) -> None:
-        """Refuse logs that RocksDB cannot read to their end, or cut them where a power cut has torn them."""
-        # Without a witness nothing tells zeros that a power cut has left from others.
+        """Refuse logs that RocksDB cannot read to their end; cut those that a power cut has torn."""
+        # Without a witness, zeros that a power cut has left cannot be told from other zeros.
         flaws = find_flaws(self._path, zeros=self._witness is not None)
         seen = {} if self._witness is None else self._witness.files.logs
         for name, position in flaws.items():
@@ -533,7 +534,7 @@ class RocksEngine(_Database):
                 os.truncate(self._path / name, position)
 
     def _require_torn(self, flaw: Corruption, *, was_closed: bool) -> None:
-        """Refuse a log with a flaw that no crash can have left there.  Changes nothing on disk."""
+        """Raise Corruption if no crash can have left the flaw of a log.  Changes nothing on disk."""
         sequence, _ = self._look(DBRecoveryMode.point_in_time())
         if self._witness is not None:
             logs = self._witness.files.logs
@@ -554,7 +555,7 @@ class RocksEngine(_Database):
         )
 
     def _look(self, mode: DBRecoveryMode) -> tuple[int, int]:
-        """Recover the database in memory only: its last sequence number, and the oldest log that it needs."""
+        """Open the database read-only; returns its last sequence number, and the oldest log that it needs."""
         try:
             families = set(Rdict.list_cf(os.fspath(self._path), self._options(0)))
         except Exception as error:
@@ -567,7 +568,7 @@ class RocksEngine(_Database):
             database.close()
 
     def write(self, rows: Iterable[WriteRow], guards: Sequence[Guard] = ()) -> bool:
-        # The hottest write of all: each call that is left out here counts.
+        # The hottest write of all: each call that this saves counts.
         database = self._database
         if database is None:
             raise self._unavailable()
@@ -585,7 +586,7 @@ class RocksEngine(_Database):
         except KeyError as error:
             if handles:
                 raise
-            # A recovery or `close` has taken the families away meanwhile.
+            # A recovery or `close` has released the families meanwhile.
             raise self._unavailable() from error
         try:
             if not guards:
@@ -602,7 +603,7 @@ class RocksEngine(_Database):
         return True
 
     def _tidy(self, family: str) -> None:
-        """Flush tombstones to a file, which RocksDB then compacts.  Until then scans skip every tombstone."""
+        """Flush tombstones to a file, which RocksDB then compacts.  Before that, scans pass over each one."""
         self._removed[family] = 0
         # A failure does not undo the write.
         with suppress(Exception):
@@ -645,7 +646,7 @@ class RocksEngine(_Database):
                 os.unlink(path)
 
     def _wait_for_compaction(self, column: Rdict) -> None:
-        """Wait while many files overlap: RocksDB would let all writers wait."""
+        """Wait while many files overlap: with more, RocksDB would delay all writers."""
         for _ in range(_COMPACTION_TRIES):
             if (column.property_int_value(_OVERLAPPING) or 0) < OVERLAPPING_FILES_MAX:
                 return
@@ -656,13 +657,13 @@ class RocksEngine(_Database):
         )
 
     def _write_file(self, path: str, family: str, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        """Write rows to a file of RocksDB's, and sync it."""
+        """Write rows to a file in RocksDB's format, and sync it."""
         try:
             file = SstFileWriter(self._options(self._prefix_bytes.get(family, 0)))
             file.open(path)
             rows = zip(keys, values, strict=True)
             for _ in range(0, len(keys), _LOADED_ROWS):
-                # As a loop in C, without a step of Python's for each row.
+                # A loop in C, without Python code for each row.
                 deque(starmap(file.__setitem__, islice(rows, _LOADED_ROWS)), maxlen=0)
                 self._pause.wait(_LOADING_PAUSE_SECONDS)
             file.finish()
@@ -681,14 +682,14 @@ class RocksEngine(_Database):
     def recover(self) -> None:
         if self._closed:
             raise self._unavailable()
-        # First: as long as the old database stays open, it at least goes on serving reads.
+        # First: as long as the old database stays open, it can still serve reads.
         self._require_room()
         with suppress(Exception):
             self._release()
-        # A failed write may leave anything behind the synced bytes.
+        # A failed write may leave any bytes after the synced ones.
         self._recovers = True
         try:
-            # RocksDB lets go of the files only when the last reader has left them.
+            # RocksDB releases its lock only when the last reader has ended.
             self._reopen("lock hold by current process")
         finally:
             self._recovers = False
@@ -713,10 +714,10 @@ class RocksEngine(_Database):
         )
 
     def abandon(self, refusal: FloodmarkError) -> None:
-        """Refuse everything in a forked process.
+        """Refuse all calls in a forked process.
 
         The handles are never freed there: RocksDB would wait for threads that the fork has not copied, or
-        write to files that the other process has open.
+        write to files that the parent process has open.
         """
         self._refusal, self._closed = refusal, True
         handles = [*self._columns.values(), *self._handles.values(), self._database]
@@ -752,7 +753,7 @@ class RocksEngine(_Database):
 
     def _write_error(self, error: Exception) -> FloodmarkError:
         _pass_foreign(error)
-        # The call was refused at the door: a recovery or `close` has, or has just taken, the database.
+        # The call never began: a recovery or `close` is releasing the database, or has released it.
         if isinstance(error, DbClosedError) or str(error) == _BEING_CLOSED:
             return self._unavailable()
         return _translate(error, otherwise=OutcomeUnknown)
@@ -761,8 +762,9 @@ class RocksEngine(_Database):
 class RocksSecondary(_Database):
     """A read-only view of a database, which another process may have open, as of the last `catch_up`.
 
-    It takes no lock.  RocksDB writes its own log under `scratch`, and rocksdict rewrites its small file of
-    settings with the same bytes.  Open files stay readable after the other process has removed them.
+    It takes no lock on the directory.  RocksDB writes an information log under `scratch`, and rocksdict
+    rewrites its small file of settings with the same bytes.  Open files stay readable after the other process
+    has removed them.
     """
 
     def __init__(
@@ -782,7 +784,7 @@ class RocksSecondary(_Database):
             write_buffer_bytes=WRITE_BUFFER_BYTES,
             access=AccessType.secondary(os.fspath(scratch)),
         )
-        # rocksdict would make the directory.
+        # rocksdict would create the directory.
         if not (path / "CURRENT").exists():
             raise StorageFailed(f"{path} holds no database; restore the site from a backup")
         if flaws := find_flaws(path, zeros=False):
@@ -791,7 +793,7 @@ class RocksSecondary(_Database):
         self._reopen("No such file")
 
     def catch_up(self) -> None:
-        """Make later writes visible."""
+        """Make the writes of the other process up to now visible."""
         if self._database is None:
             raise self._unavailable()
         try:
@@ -840,12 +842,12 @@ def _only_read() -> StorageFailed:
 
 @cache
 def _rocks_process() -> int:
-    """The process in which RocksDB has started its threads."""
+    """The id of the process in which RocksDB was first used, and has started its threads."""
     return os.getpid()
 
 
 def _require_threads() -> None:
-    """Refuse in a process that was forked from one with RocksDB in it, where a flush would never end."""
+    """Raise CannotOpen in a process forked from one that used RocksDB: a flush would never end there."""
     if _rocks_process() != os.getpid():
         raise CannotOpen(
             "this process was forked from one that has used RocksDB, whose threads a fork does not copy; "
@@ -854,7 +856,7 @@ def _require_threads() -> None:
 
 
 def rocks_options(block_cache: Cache, write_buffer_bytes: int = WRITE_BUFFER_BYTES) -> Options:
-    """The options of a site's database; the benchmarks give the same to their raw peer."""
+    """The options of a site's database; the benchmarks use the same for plain RocksDB."""
     table = BlockBasedOptions()
     table.set_block_cache(block_cache)
     table.set_bloom_filter(10, False)
@@ -865,7 +867,7 @@ def rocks_options(block_cache: Cache, write_buffer_bytes: int = WRITE_BUFFER_BYT
     options.set_block_based_table_factory(table)
     options.set_write_buffer_size(write_buffer_bytes)
     options.set_max_total_wal_size(8 * write_buffer_bytes)
-    # A table in which removed rows stand close together is compacted soon: a scan passes over each of them.
+    # A table with many removed rows next to each other is compacted soon: a scan passes over each of them.
     options.add_compact_on_deletion_collector_factory(_WINDOW_ROWS, _WINDOW_ROWS // 2, 0.0)
     options.set_keep_log_file_num(4)
     options.set_max_log_file_size(4 * MIB)
@@ -875,9 +877,9 @@ def rocks_options(block_cache: Cache, write_buffer_bytes: int = WRITE_BUFFER_BYT
 def _require_healthy_end(
     iterator: RdictIter, start: bytes, end: bytes | None, page: list[Row], *, reverse: bool
 ) -> None:
-    """Make sure that rows ended because there are no more, and not at a damaged block.
+    """Raise RocksDB's error if rows ended at a damaged block, and not because there are no more.
 
-    rocksdict's row iterators end silently in both cases; only this kind of iterator has a status.
+    rocksdict's row iterators end silently in both cases; only an `RdictIter` has a status.
     """
     if not reverse:
         iterator.seek(page[-1][0] + b"\x00" if page else start)
@@ -894,7 +896,7 @@ def _require_healthy_end(
 
 
 def _pass_foreign(error: Exception) -> None:
-    """Raise the error again if a signal handler raised it inside a call of RocksDB."""
+    """Reraise an error that a signal handler has raised inside a call of RocksDB."""
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next
@@ -904,7 +906,7 @@ def _pass_foreign(error: Exception) -> None:
 
 
 def _translate(error: Exception, otherwise: Callable[[str], FloodmarkError]) -> FloodmarkError:
-    """rocksdict raises plain exceptions whose text starts with RocksDB's status."""
+    """Translate an error of rocksdict: a plain exception whose text starts with RocksDB's status."""
     text = str(error)
     if isinstance(error, FloodmarkError):
         return error

@@ -1,23 +1,23 @@
-"""A witness outside the database: what RocksDB's files held when they were last synced.
+"""A witness outside the database: a record of RocksDB's files as they were last synced.
 
 RocksDB cannot tell a write-ahead log that a power cut has torn from one whose bytes were damaged later: it
-keeps what stands before the damage and opens.  A MANIFEST that was cut, or a log file that was removed,
-looks to it like an earlier state of the same database.  The witness tells them apart.  It is a small file
-beside the database, written whenever the clock's bound is stored and when the database is closed, so a
-commit pays nothing for it.
+keeps the records before the damage and opens.  A MANIFEST that was cut, or a log file that was removed,
+looks to it like an earlier state of the same database.  The witness makes the difference visible.  It is a
+small file beside the database, written whenever the clock's bound is stored and when the database is closed,
+so it costs a commit nothing.
 
 **What it claims.**  Everything in it was on stable storage before it was written: the log files with the
 sizes that they had before the sync, the MANIFEST with its size and checksum, the sequence number of the
-last write.  All of these only grow, so an older witness claims less and never too much: a power cut that
-brings one back, or an open without a witness of its own yet, refuses no healthy database.
+last write.  All of these only grow, so an older witness claims less and never too much.  If a power cut
+brings an older one back, or none was written yet, no healthy database is refused.
 
-    name        what it says
+    name        meaning
     version     no version above this was ever minted
     sequence    RocksDB's sequence number: the database holds every write up to it
     manifest    name, bytes and CRC-32 of the MANIFEST that CURRENT named
     logs        the write-ahead logs that were there, and their bytes
-    boot        the boot of the machine; while it lasts, what was written to a file is in it
-    closed      the database was closed: it is exactly this
+    boot        the boot of the machine; until it restarts, files hold all bytes that were written to them
+    closed      the database was closed, and its files are exactly these
 """
 
 import os
@@ -56,7 +56,7 @@ ADVICE: Final = (
 
 
 class ManifestMark(msgspec.Struct, frozen=True):
-    """How far RocksDB's list of its own files went."""
+    """The name, size and checksum of the MANIFEST, in which RocksDB lists its own files."""
 
     name: str
     size: int
@@ -64,14 +64,14 @@ class ManifestMark(msgspec.Struct, frozen=True):
 
 
 class Files(msgspec.Struct, frozen=True):
-    """What can be seen of a database from outside."""
+    """The files of a database that a witness records."""
 
     manifest: ManifestMark
     logs: dict[str, int]
 
 
 class Witness(msgspec.Struct, frozen=True):
-    """What a database is known to hold."""
+    """The content that a database is known to hold; the fields are described above."""
 
     version: Version
     sequence: int
@@ -98,7 +98,7 @@ class WitnessFile:
         self._number = 0
 
     def load(self) -> Witness | None:
-        """The witness, if there is one.  A file without a valid slot is Corruption: no crash leaves that."""
+        """The witness, or None.  Raises Corruption for a file without a valid slot: no crash leaves that."""
         try:
             content = self.path.read_bytes()
         except FileNotFoundError:
@@ -115,11 +115,11 @@ class WitnessFile:
         return witness
 
     def store(self, witness: Witness) -> None:
-        """Write the witness.  It, or the one before it, survives a power cut."""
+        """Write the witness.  After a power cut, the file has this witness or the previous one."""
         number = self._number + 1
         content = _encode_slot(number, witness)
         if len(content) > SLOT_BYTES:
-            # So many logs at once are not named: what is claimed must only be true.
+            # Too many logs to name.  A witness may claim less, but nothing wrong.
             unnamed = Files(manifest=witness.files.manifest, logs={})
             content = _encode_slot(number, msgspec.structs.replace(witness, files=unnamed))
         if not self.path.exists():
@@ -152,7 +152,7 @@ def _decode_slot(content: bytes) -> tuple[int, Witness | None]:
 
 
 def read_files(path: Path, known: ManifestMark | None = None) -> Files:
-    """Look at a database's files.  The MANIFEST is synced; the logs are not, so look before you sync them.
+    """Record a database's files.  Syncs the MANIFEST, but not the logs: call it before syncing them.
 
     `known` saves reading the part of the MANIFEST that was read before.
     """
@@ -174,7 +174,10 @@ def read_current(path: Path) -> str:
 
 
 def require_files(path: Path, witness: Witness) -> bool:
-    """Refuse files that hold less than a witness saw; whether it saw the database closed, as it is now."""
+    """Raise Corruption if files hold less than a witness saw.
+
+    Returns whether the witness saw the database closed, and its MANIFEST has not changed since.
+    """
     seen, name = witness.files.manifest, read_current(path)
     if _number(name) < _number(seen.name):
         raise _lost(path, f"CURRENT names {name!r}, and has named {seen.name} before", seen.name)
@@ -193,37 +196,37 @@ def missing_logs(path: Path, witness: Witness) -> list[str]:
 
 
 def require_logs(path: Path, witness: Witness, oldest_needed: int) -> None:
-    """Refuse if a log is gone whose writes stand nowhere else."""
+    """Raise Corruption if a log is missing that RocksDB needs: its writes are in no other file."""
     for log in missing_logs(path, witness):
         if _number(log) >= oldest_needed:
             raise _lost(path, f"{log}, with {witness.files.logs[log]:,} bytes, is missing", log)
 
 
 def require_sequence(path: Path, witness: Witness, sequence: int) -> None:
-    """Refuse a database that ends before the last write that a witness saw."""
+    """Raise Corruption if a database ends before the last write that a witness saw."""
     if sequence < witness.sequence:
         lost = witness.sequence - sequence
         raise _lost(path, f"the write-ahead log ends {lost:,} rows too early", ",".join(witness.files.logs))
 
 
 def damaged_log(path: Path, damage: object, logs: Iterable[str]) -> Corruption:
-    """The refusal of a write-ahead log with bytes that no crash can have left there."""
+    """The error for a write-ahead log with bytes that no crash can have left there."""
     return _lost(path, f"the write-ahead log is damaged ({damage})", ",".join(logs))
 
 
 def find_flaws(path: Path, *, zeros: bool = True) -> dict[str, int]:
-    """The logs, with the position, in which a record has a type that Floodmark's RocksDB never writes.
+    """The logs with a record of a type that Floodmark's RocksDB never writes, and its first position in each.
 
-    RocksDB must not be shown one.  Where a record claims to be of a recycled log, its reader (9.8) looks at
-    the same bytes for ever, or takes them for the end; zeros it passes over, and goes on behind the gap.
-    Its own checksums find all other damage.  The MANIFEST is looked at too, where zeros do no harm.
+    RocksDB must not open such a log.  At a record that claims to be of a recycled log, its reader (9.8) loops
+    for ever, or takes it for the end; it skips zeros, and continues after the gap.  Its own checksums find
+    all other damage.  The MANIFEST is checked too; zeros do no harm there.
 
     A log consists of blocks of 32 KiB, and these of records:  checksum: 4 | length: 2 | type: 1 | content
     """
     current = read_current(path)
     flaws = {}
     for name in (current, *_read_logs(path)):
-        # RocksDB says best what is wrong with a CURRENT that names no file.
+        # RocksDB reports best what is wrong with a CURRENT that names no file.
         with suppress(FileNotFoundError, IsADirectoryError, ValueError), (path / name).open("rb") as stream:
             position = 0
             while block := stream.read(_BLOCK_BYTES):
@@ -247,7 +250,7 @@ def _find_flaw(block: bytes, *, zeros: bool) -> int | None:
 
 
 def read_boot() -> str:
-    """What names this boot of the machine; empty if the machine does not tell."""
+    """The id of this boot of the machine; empty if the machine does not report one."""
     try:
         if sys.platform == "darwin":
             return subprocess.run(
@@ -273,7 +276,7 @@ def _read_manifest(path: Path, name: str, known: ManifestMark | None) -> Manifes
 
 
 def _require_manifest(path: Path, witness: Witness) -> int:
-    """Refuse a MANIFEST that holds less than a witness saw; its size."""
+    """Raise Corruption if a MANIFEST holds less than a witness saw; returns its size."""
     seen = witness.files.manifest
     try:
         with (path / seen.name).open("rb") as stream:

@@ -7,7 +7,7 @@ A directory is a local path, or a URI that both Arrow and Spark reach: `s3a:`, `
 others.  A local file is written under its hidden name, synced, renamed, and its directory is synced.  An
 object store shows an object only when it is whole, so `publish` writes it in place there.
 
-Every failure of the storage is raised as StorageFailed, or as StorageFull where there is no room.
+Every failure of the storage is raised as StorageFailed, or as StorageFull if no space is left.
 """
 
 import os
@@ -46,12 +46,12 @@ class Directory:
 
     @property
     def url(self) -> str:
-        """The place for Spark: never a bare path, which a cluster resolves in its own file system."""
+        """The URI for Spark: never a bare path, which a cluster resolves in its own file system."""
         return self.path.as_uri() if self._is_local else self.location
 
     @property
     def path(self) -> Path:
-        """The place of a local directory."""
+        """The path of a local directory."""
         return Path(self._path)
 
     def directory(self, name: str) -> "Directory":
@@ -67,12 +67,12 @@ class Directory:
         return sorted(info.base_name for info in found)
 
     def staged(self) -> list[str]:
-        """The names of the files that are staged, without those of published ones."""
+        """The names under which the staged files will be published."""
         hidden = [name for name in self.names() if name.startswith(".") and name.endswith(_STAGED)]
         return [name[1 : -len(_STAGED)] for name in hidden]
 
     def sizes(self) -> dict[str, int]:
-        """The bytes of all data files below, by their path from here, without hidden files."""
+        """The bytes of all data files below this directory, by their relative path, without hidden files."""
         selector = fs.FileSelector(self._path, allow_not_found=True, recursive=True)
         with self.failing("listed"):
             found = self._filesystem.get_file_info(selector)
@@ -92,7 +92,7 @@ class Directory:
         return self._filesystem.open_input_file(self._file(name))
 
     def read_document(self, name: str, kind: type[Document], remedy: str) -> Document | None:
-        """The object that a JSON file holds; None without one.  Raises Corruption, which names the remedy."""
+        """The object in a JSON file; None if there is no file.  Raises Corruption, with the remedy."""
         content = self.read(name)
         if content is None:
             return None
@@ -163,7 +163,7 @@ class Directory:
             self._filesystem.move(self._file(name), self._file(target))
 
     def point(self, name: str, target: str) -> None:
-        """Let a symbolic link lead to another name, in one step."""
+        """Make a symbolic link point to another name, in one step."""
         with self.failing("written"):
             staged = Path(self._file(_hide(name)))
             staged.unlink(missing_ok=True)
@@ -181,7 +181,7 @@ class Directory:
                 self._filesystem.delete_file(info.path)
 
     def sync(self, names: Iterable[str]) -> None:
-        """Return when files and their names are on disk.  Only a local file system has to be asked."""
+        """Return when files and their names are on disk; does nothing unless the file system is local."""
         if self._is_local:
             paths = [Path(self._file(name)) for name in names]
             with self.failing("written"):
@@ -189,7 +189,7 @@ class Directory:
 
     @contextmanager
     def failing(self, what: str) -> Iterator[None]:
-        """Raise what the storage refuses as StorageFailed or StorageFull."""
+        """Raise an error of the storage in the block as StorageFailed or StorageFull."""
         try:
             yield
         except OSError as error:
@@ -233,7 +233,7 @@ def directory_at(location: str) -> Directory:
 
 
 def find_full_disk(location: str, reason: str) -> StorageFull | None:
-    """StorageFull if the text of an error says that there is no room: Java's errors have no number."""
+    """StorageFull if the text of an error is that of a full disk, else None: Java's errors have no number."""
     for text in map(os.strerror, sorted(FULL_DISK)):
         if text in reason:
             return StorageFull(f"there is no room left at {location}: {text}. Make room, then run it again")

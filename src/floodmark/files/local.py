@@ -6,7 +6,7 @@ from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
 from typing import Final
 
-# The error numbers of a write for which the file system has no room.
+# The error numbers of a write for which the file system has no space.
 FULL_DISK: Final = frozenset({ENOSPC, EDQUOT, EFBIG})
 
 

@@ -2,7 +2,7 @@
 
 The records of one entry belong to many transactions, which end at different times.  So each entry has a bit
 per record, 1 for live; acknowledging a record clears its bit, and an entry without live records is removed.
-Memory and disk hold no more than what is live: only an entry that is partly acknowledged has a row of marks.
+Memory and disk hold only entries with live records, and only a partly acknowledged one has a row of marks.
 
 Acknowledging costs no sync: the next append stores the bits.  A crash can therefore bring back acknowledged
 records, always all or none of those of one call; the reader acknowledges them again.
@@ -43,7 +43,7 @@ class Acknowledgements:
         self._changed: set[EntryId] = set()
 
     def recover(self) -> Iterator[tuple[Position, bytes]]:
-        """Iterate over the live records of the ledger, in order, and learn its entries.
+        """Iterate over the live records of the ledger, in order, and load its entries.
 
         Iterate to the end before writing: an entry that was not read counts as removed.
         """

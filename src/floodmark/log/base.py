@@ -1,13 +1,13 @@
 """The port to a ledger: an append-only list of entries, which are removed when they are not needed any more.
 
-A ledger keeps bytes and knows nothing of records; `codec/entries.py` says what is in an entry, and
+A ledger stores bytes and does not interpret them: `codec/entries.py` defines the content of an entry, and
 `log/writer.py` decides how many records go into one.
 
 The contract (`tests/contracts/ledger.py` runs it over every ledger):
 
 - `append` returns when the entry is durable.  Ids only grow, over restarts too, and may leave gaps.
 - If `append` fails, the entry is not there, unless the failure is `OutcomeUnknown`: then it may be found
-  after a restart, but not once a later append has succeeded, which takes it back in the same step.
+  after a restart, but not once a later append has succeeded, which removes it in the same write.
 - `mark` stores which records of an entry are live.  It is visible at once, in order, and durable with the
   next append: a crash may bring back records that were removed, but never lose a live one.
 - Marks that are passed to `append` are stored with the entry atomically.
@@ -38,7 +38,7 @@ Record = TypeVar("Record")
 
 
 class RecordFormat(Generic[Record]):
-    """The records of a log as messagepack arrays, which no batched entry begins like."""
+    """The records of a log as messagepack arrays; none begins like a batched entry."""
 
     def __init__(self, kind: Any, log: str) -> None:
         self.encode: Callable[[Record], bytes] = msgspec.msgpack.Encoder().encode
@@ -46,7 +46,7 @@ class RecordFormat(Generic[Record]):
         self._log = log
 
     def decode(self, stored: bytes) -> Record:
-        """Undo `encode`."""
+        """Decode a stored record; raises Corruption if it is damaged."""
         try:
             return self._decoder.decode(stored)
         except msgspec.MsgspecError as error:
@@ -64,7 +64,7 @@ class Position(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A run of entries: the id of the first ever, and the number and size of those that are left."""
+    """A run of entries: the id of the first that it had, and the number and size of those that are left."""
 
     id: int
     first: EntryId
@@ -92,7 +92,7 @@ class Ledger(Protocol):
     """An append-only list of entries."""
 
     def append(self, entry: bytes, marks: Marks = NO_MARKS) -> EntryId:
-        """Store an entry and the marks of earlier ones; its id, once they are durable."""
+        """Store an entry and the marks of earlier ones; returns its id once they are durable."""
 
     def mark(self, marks: Marks) -> None:
         """Store marks, and remove the entries that have no live record."""
@@ -103,7 +103,7 @@ class Ledger(Protocol):
     def read(self, start: EntryId = 0, *, entries_max: int, bytes_max: int) -> list[tuple[EntryId, bytes]]:
         """A page of the entries at or after `start`, which ends soon after `bytes_max` bytes.
 
-        Only an empty page means that no entry is left; otherwise read on behind its last entry.
+        Only an empty page means that no entry is left; otherwise continue after its last entry.
         """
 
     def segments(self) -> list[Segment]:

@@ -1,7 +1,7 @@
 """Statistics of a batched writer.
 
 The buckets are those of Pulsar's PIP-160, each in the unit of its name: sizes in bytes, delays in seconds.  A
-bucket counts numbers at or below its bound; the last one counts those above.
+bucket counts the numbers at or below its bound; the last one counts those above all bounds.
 """
 
 from bisect import bisect_left
@@ -25,11 +25,11 @@ class Trigger(StrEnum):
     COUNT = "count"
     # It was as large as an entry may be, or the next record did not fit.
     BYTES = "bytes"
-    # Its oldest record had waited for longer than the delay, behind an append that took so long.
+    # Its oldest record had waited for longer than `max_delay_ms`, while an earlier append took that long.
     AGE = "age"
     # Nothing was being written.
     IDLE = "idle"
-    # A record so large that it goes alone.
+    # It is one record that is too large to share an entry.
     LARGE = "large"
 
 
@@ -57,7 +57,7 @@ class Histogram:
 
 @dataclass(frozen=True, kw_only=True)
 class LogStatistics:
-    """A writer's totals since it was made.  The histograms and the flushes are those of batched entries."""
+    """A writer's totals since it was made.  The histograms and `flushes` count batched entries only."""
 
     enabled: bool
     records: int
@@ -118,7 +118,7 @@ class FlushCounter:
         self._delays.add(delay_seconds)
 
     def wrote_bare(self, size: int) -> None:
-        """Count a record that was written as it is."""
+        """Count a record that was written without batching."""
         self._bare_entries += 1
         self._bare_bytes += size
 

@@ -1,12 +1,12 @@
 """A ledger in an engine, beside the data of a site.
 
-Its rows stand in one family, under the ledger's name:
+Its rows are in one family, under the ledger's name:
 
     name | 00 | 'e' | entry id: 8 bytes      the entry
     name | 00 | 'm' | entry id: 8 bytes      its marks, if some of its records are gone and some are not
     name | 00 | 's' | segment id: 8 bytes    first entry: 8 bytes, opened: 8 bytes, unix milliseconds
-    name | 00 | 'h'                          no entry below this one is there: 8 bytes      (big-endian)
-    name | 00 | 'n'                          every id below this one was given out: 8 bytes
+    name | 00 | 'h'                          all entries below this id were removed: 8 bytes (big-endian)
+    name | 00 | 'n'                          all ids below this id were used: 8 bytes
 
 An entry is one row and one sync.  Removed entries leave tombstones in the engine, which a scan from the first
 key would have to skip; with the head row it starts near the oldest entry.  The head row may lag, so it is
@@ -35,7 +35,7 @@ from floodmark.model.ranges import after
 FAMILY: Final = "ledger"
 # The head row is stored when it lags by this many entries.
 HEAD_LAG_MAX: Final = 256
-# The marks of an entry change its row, that of its marks and perhaps that of its segment.
+# The marks of an entry change its row, its row of marks and perhaps the row of its segment.
 ROWS_PER_MARK: Final = 3
 _ENTRY, _MARK, _SEGMENT, _HEAD, _NEXT = b"e", b"m", b"s", b"h", b"n"
 _END: Final = b"\x00"
@@ -67,7 +67,7 @@ class SegmentBook:
         self.sizes: OrderedDict[EntryId, int] = OrderedDict()
 
     def segment_for(self, entry: EntryId, size: int) -> Segment | None:
-        """The segment that has to be opened for an entry; None if the last one takes it."""
+        """The segment that must be opened for an entry; None if the entry fits into the last one."""
         now = self._time_source()
         if self._segments:
             last = self._segments[-1]
@@ -83,7 +83,7 @@ class SegmentBook:
         self._written = 0
 
     def add(self, entry: EntryId, size: int, opened: Segment | None = None) -> None:
-        """Note an entry, and the segment that was opened for it."""
+        """Add an entry, and the segment that was opened for it."""
         if opened is not None:
             self.open(opened)
         self._change(entry, 1, size)
@@ -93,13 +93,13 @@ class SegmentBook:
             self._drop_empty()
 
     def emptied_by(self, entries: Iterable[EntryId], opened: Segment | None = None) -> list[int]:
-        """The segments that have nothing left without these entries; the last one stays all the same."""
+        """The segments that are empty without these entries, except for the last one, which stays."""
         going = Counter(map(self._index_of, entries))
         closed = self._segments if opened is not None else self._segments[:-1]
         return [segment.id for index, segment in enumerate(closed) if segment.entries <= going.get(index, 0)]
 
     def remove(self, entries: Iterable[EntryId]) -> None:
-        """Note that entries are gone, and the segments that they leave empty."""
+        """Remove entries, and the segments that they leave empty."""
         for entry in entries:
             self._change(entry, -1, -self.sizes.pop(entry))
         self._drop_empty()
@@ -122,7 +122,7 @@ class SegmentBook:
 
 
 class Store(Protocol):
-    """Where rows are kept: an engine to read from, and how to write to it.
+    """The storage of ledgers: an engine to read from, and the calls that write to it.
 
     Writes happen within `settled()`, one thread at a time, over an engine that has recovered from earlier
     failures.  `recoveries` counts these recoveries: rows that were not durable before one may be lost.
@@ -244,9 +244,10 @@ class StoredLedger:
             self._apply(marks)
 
     def _shorten(self, marks: Marks) -> Marks:
-        """Store the marks of the first entries, if one write of the engine does not take all; the rest.
+        """Store the marks of the first entries, if one write of the engine cannot take all; returns the rest.
 
-        A crash may leave only these: a transaction loses its first record first, and the others mean nothing.
+        A crash may keep only the first ones.  That is harmless: a transaction loses its first record first,
+        and without it the others have no effect.
         """
         entries = sorted(marks)
         marks_max = max(1, (self._engine.limits.batch_rows_max - len(self._doubtful)) // ROWS_PER_MARK - 2)
@@ -290,12 +291,12 @@ class StoredLedger:
     # Rows
 
     def _known(self, marks: Marks) -> dict[EntryId, bytes | None]:
-        """The marks of entries that exist, with those that a failure may have undone."""
+        """The marks of entries that exist, and earlier ones that a recovery may have undone."""
         known = {number: bits for number, bits in marks.items() if number in self._book.sizes}
         return {**self._fresh, **known} if self._store.recoveries != self._fresh_since else known
 
     def _rows(self, marks: Marks, opened: Segment | None = None) -> list[WriteRow]:
-        """The rows that marks change, with those of appends that earlier failures left."""
+        """The writes for marks, and those that remove entries whose appends had an unknown outcome."""
         gone = {number for number, bits in marks.items() if bits is None}
         rows: list[WriteRow] = [(FAMILY, self._key(_ENTRY, number), None) for number in self._doubtful]
         for number, bits in marks.items():

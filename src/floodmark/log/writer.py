@@ -6,17 +6,17 @@ interrupt a caller and never an append.
 
 **When.**  The thread never waits for more records.  If it is idle, a record is written at once; records that
 arrive during an append go into the next one.  A batch is full by count or by bytes; a record as large as an
-entry may be is an entry of its own.  So `max_delay_ms` delays nothing: batches whose oldest record waited for
-longer than that are counted as flushed by `age`, which says that the disk is slow.
+entry may be is an entry of its own.  So `max_delay_ms` delays nothing: batches whose oldest record waited
+longer are counted as flushed by `age`, which shows that the disk is slow.
 
 **Order.**  Records are appended in the order in which they were added.  Promises and callbacks are called in
 that order by the log's thread before the next append, so they must not wait for the log.
 
-**Failure.**  A record that cannot be encoded fails alone.  A failed append fails the records of its batch and
-no others.  Every record that was not cancelled gets an answer.
+**Failure.**  A record that cannot be encoded fails only its own promise.  A failed append fails the promises
+of its batch and no others.  Every promise that was not cancelled is completed or failed.
 
 **Interruption.**  A caller that is interrupted cancels its promise.  If that succeeds, the record is not
-written; otherwise the log answers the promise, though no caller waits for it.
+written; otherwise the log completes the promise, though no caller waits for it.
 """
 
 from collections import deque
@@ -119,13 +119,13 @@ class EntryBatch:
         self.items = [item for item in self.items if item[1].set_running_or_notify_cancel()]
 
     def complete(self, entry: EntryId) -> None:
-        """Tell every promise the position of its record."""
+        """Complete every promise with the position of its record."""
         size = len(self.items)
         for index, (_, promise) in enumerate(self.items):
             _tell(promise, promise.complete, Position(entry, size, index))
 
     def fail(self, failure: BaseException) -> None:
-        """Tell every promise, each with an error of its own."""
+        """Fail every promise, each with an error object of its own."""
         for _, promise in self.items:
             _tell(promise, promise.fail, _error_of(failure))
 
@@ -144,7 +144,7 @@ class Gathering:
         self._max_records, self._max_bytes = settings.max_records, settings.max_bytes
         self._time_seconds = time_seconds
         self._batches: deque[EntryBatch] = deque()
-        # The size of all records that are not written yet; the writer subtracts a batch that is.
+        # The size of all records that are not written yet; the writer subtracts each batch it has written.
         self.bytes_in_flight = 0
         # The last batch, while it takes records.
         self._open: EntryBatch | None = None
@@ -172,7 +172,7 @@ class Gathering:
                 self.shut(Trigger.BYTES)
 
     def put_end(self) -> EntryBatch:
-        """Add a batch without records behind all others."""
+        """Add a batch without records after all others."""
         self.shut()
         return self._begin()
 
@@ -250,7 +250,7 @@ class BatchedWriter(Generic[Record]):
     # Used by callers
 
     def add(self, record: Record) -> Future[Position]:
-        """Append a record without waiting for the disk; the future of its position.
+        """Append a record without waiting for the disk; returns the future of its position.
 
         Waits only while too many bytes are in flight.  A callback of the future must not wait for this log.
         """
@@ -267,7 +267,7 @@ class BatchedWriter(Generic[Record]):
         """Append a record for a promise of the caller.
 
         A record that cannot be encoded fails its promise.  Other errors are raised, and the record is not
-        written.  After an interruption, cancel the promise to know whether it will be.
+        written.  After an interruption, cancel the promise: if that succeeds, the record is not written.
         """
         try:
             encoded = self._encoded(record)
@@ -277,12 +277,12 @@ class BatchedWriter(Generic[Record]):
         with self._lock:
             self._require_room(len(encoded))
             self._require_thread()
-            # Before the record is there: if Ctrl-C comes between, the thread finds nothing, or the record.
+            # Before the record is added: after Ctrl-C in between, the thread finds no record, or this one.
             self._called.notify()
             self._gathering.put(encoded, promise, bare=not self._enabled)
 
     def acknowledge(self, positions: Iterable[Position]) -> None:
-        """Remove records that are done with.  The next append stores that, or `flush`, or `close`."""
+        """Remove records that are not needed any more; the next append, `flush` or `close` stores this."""
         with self._lock:
             self._require_open()
         self.acknowledgements.acknowledge(positions)
@@ -297,7 +297,7 @@ class BatchedWriter(Generic[Record]):
         with self._lock:
             if enabled != self._enabled:
                 self._enabled = enabled
-                # Records must not join a batch that stands before records of the other kind.
+                # Later records must not join a batch that precedes records of the other kind.
                 self._gathering.shut()
 
     def statistics(self) -> LogStatistics:
@@ -330,9 +330,9 @@ class BatchedWriter(Generic[Record]):
             self._flushing -= 1
 
     def close(self) -> None:
-        """Write records and store acknowledgements that were handed over, then refuse.  May be repeated.
+        """Write all records and store all acknowledgements handed over so far, then refuse further ones.
 
-        A callback may close the log: then it returns at once, and the thread writes the rest.
+        May be repeated.  In a callback of the log it returns at once, and the log's thread writes the rest.
         """
         with self._lock:
             if not self._closed:

@@ -1,1 +1,1 @@
-"""Merge policies: pure functions that say what a site makes of two records of a key."""
+"""Merge policies: pure functions that make one record of two records of a key."""

@@ -1,10 +1,10 @@
 """Counters that every site adds to.
 
-A site counts what was added there, in one entry that it alone writes: of two states of an entry the
-younger knows all that the older did.  The value is the sum of the entries, so that nothing is lost and
-nothing is counted twice, however often and in whatever order the sites hear of each other.  A delete takes
-away the entries that are not younger than it, and the sites begin again at 0.  An entry is a whole total:
-that of a site that adds again before it hears of a delete is younger, and stays with all that it has added.
+Each site has one entry with its total, which it alone writes: of two states of an entry, the younger includes
+all additions of the older.  The value is the sum of the entries, so that no addition is lost or counted
+twice, however often and in whatever order the sites exchange changes.  A delete removes the entries that are
+not younger than it, and the sites begin again at 0.  An entry is a whole total: if a site adds before it has
+received a delete, its entry is younger than the delete, and stays with all earlier additions.
 """
 
 from floodmark.codec.states import CounterEntry, CounterState, encode_state
@@ -16,7 +16,7 @@ from floodmark.model.version import Version
 
 
 def merge_counters(current: CounterState, incoming: CounterState) -> CounterState:
-    """The join of two states: of each site the younger entry, above the higher delete.
+    """The join of two states: for each site the younger entry, if it is above the higher delete.
 
     >>> old, new, other = CounterEntry(1, 7, 5), CounterEntry(1, 8, 6), CounterEntry(2, 3, -4)
     >>> merge_counters(CounterState(None, (old, other)), CounterState(None, (new,))).entries == (new, other)
@@ -37,7 +37,7 @@ def merge_counters(current: CounterState, incoming: CounterState) -> CounterStat
 def stamp_counter(
     write: CounterState, current: CounterState | None, version: Version, site: int
 ) -> CounterState:
-    """An unstamped write as the commit at a version of a site makes it: added to what the site counts."""
+    """The stamped state of an unstamped write: its number, added to the site's total at a commit version."""
     if write.deleted is not None:
         return CounterState(Stamp(version, site), ())
     (added,) = write.entries

@@ -1,9 +1,9 @@
 """Records that are merged field by field.
 
-Each field is a record of its own, of which the last write wins, and a delete of the whole record takes away
-the fields that are older than it, whenever they arrive.  A put is a delete and its fields at one stamp: hence
-a field lives if its stamp is at or above that of the delete.  A write carries only what it says, so that two
-sites that update different fields of a record at the same time both get their way.
+Each field is a record of its own, of which the last write wins, and a delete of the whole record removes the
+fields that are older than it, whenever they arrive.  A put is a delete and its fields at one stamp: hence a
+field lives if its stamp is at or above that of the delete.  A write contains only the fields that it sets or
+deletes, so if two sites update different fields of a record at the same time, both updates are kept.
 """
 
 import json
@@ -27,7 +27,7 @@ _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def merge_fields(current: FieldsState, incoming: FieldsState) -> FieldsState:
-    """The join of two states: of each name the field with the higher stamp, above the higher delete.
+    """The join of two states: for each name the field with the higher stamp, if no delete is above that.
 
     >>> old, new = Field("a", b"1", Stamp(5, 1)), Field("a", b"2", Stamp(6, 1))
     >>> merge_fields(FieldsState(None, (new,)), FieldsState(Stamp(5, 2), (old,)))  == FieldsState(
@@ -48,23 +48,23 @@ def merge_fields(current: FieldsState, incoming: FieldsState) -> FieldsState:
 
 
 def later_delete(left: Stamp | None, right: Stamp | None) -> Stamp | None:
-    """The higher of two deletes, of which each may not have been."""
+    """The higher of two deletes; None if there is neither."""
     if left is None or right is None:
         return left or right
     return max(left, right)
 
 
 def stamp_fields(write: FieldsState, version: Version, site: int) -> FieldsState:
-    """An unstamped write as the commit at a version of a site makes it."""
+    """An unstamped write with the stamp of its commit."""
     stamp = Stamp(version, site)
     fields = [Field(field.name, field.text, stamp, field.expires_at) for field in write.fields]
     return FieldsState(None if write.deleted is None else stamp, tuple(fields))
 
 
 def put_fields(value: JsonObject, expires_at: int | None = None) -> bytes:
-    """An unstamped write that makes a record what a JSON object says.  A field that is null is left out.
+    """An unstamped write that replaces a record by a JSON object.  A field that is null is left out.
 
-    A record without fields is no record: to put an empty object is to delete.
+    A record without fields does not exist: putting an empty object deletes the record.
     """
     members = parse_object(value)
     fields = [Field(name, text, HERE, expires_at) for name, text in members if text != _NULL]
@@ -91,14 +91,14 @@ def delete_fields(names: Sequence[str]) -> bytes:
 
 
 def parse_object(value: JsonObject) -> list[tuple[str, bytes]]:
-    """The members of a JSON object in the order of their names, with their texts as they were written.
+    """The members of a JSON object in the order of their names, with their texts unchanged.
 
     >>> parse_object(b'{"b": [1,  2], "a" :1e2}')
     [('a', b'1e2'), ('b', b'[1,  2]')]
     """
     text = value if isinstance(value, bytes) else _write_object(value)
     try:
-        # First: the decoder does not look into the strings of members.
+        # First: the decoder does not check that the strings of members are UTF-8.
         text.decode()
         members = _OBJECT.decode(text)
         texts = sorted((name, bytes(member)) for name, member in members.items())
@@ -113,17 +113,17 @@ def _write_object(value: Mapping[str, object]) -> bytes:
         if not isinstance(name, str):
             raise InvalidValue(f"the names of fields must be text, not {name!r:.60}")
     try:
-        # Not msgspec, which writes null for a number that is none, and null deletes.
+        # Not msgspec, which writes null for NaN and infinity, and null deletes a field.
         return json.dumps(dict(value), allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidValue(f"the value of a record with fields must have a JSON form: {error}") from error
 
 
 def _require_distinct(text: bytes, members: Sequence[tuple[str, bytes]]) -> None:
-    """Refuse an object that names a field twice, of which the decoder keeps the last.
+    """Raise InvalidValue if an object names a field twice: the decoder has kept only the last.
 
-    A member that was dropped leaves a comma that stands neither in the others nor between them.  Only where
-    names have commas, which may be written in several ways, all is read once more.
+    A dropped member leaves an extra comma, neither within the others nor between them.  Only if names have
+    commas, which can be escaped in several ways, or the count differs, the object is parsed once more.
     """
     between = text.count(b",") - sum([member.count(b",") for _, member in members])
     if between == max(0, len(members) - 1) and not any("," in name for name, _ in members):
@@ -142,7 +142,7 @@ def _encode_name(name: str) -> bytes:
 
 
 def _encode_write(write: FieldsState) -> bytes:
-    """A write, if a record could hold it."""
+    """Encode a write; raises if it is too large for a record."""
     if len(write.fields) > FIELDS_MAX:
         raise LimitExceeded(
             f"{len(write.fields):,} fields were given; a record has at most {FIELDS_MAX:,}. "

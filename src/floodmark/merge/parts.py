@@ -1,13 +1,13 @@
-"""Records cut by the stamps of their parts: what one site wrote, and what need not be remembered.
+"""Cuts records by the stamps of their parts: the parts of one site, and deletes that are not needed any more.
 
-A plain record has one stamp, and belongs to one site as a whole.  A state holds what several sites wrote,
-each part under its own stamp, and falls apart into two states whose join it is.  Each can be merged on its
-own: it says less than the whole, and nothing else.
+A plain record has one stamp, and belongs to one site as a whole.  A state has parts of several sites, each
+with its own stamp, and can be split into two states whose join it is.  Each of the two can be merged on its
+own, since it contains a subset of the parts.
 
-A state remembers deletes, because something older may still arrive from another site.  When every site has
-everything that was written before such a stamp, it hides nothing and can go (the rule is that of a tombstone,
-`settled_version`).  The value stays the same, and merging it with a copy that
-still remembers gives that copy back.
+A state remembers deletes, because an older change may still arrive from another site.  When every site has
+all changes below the stamp of a delete, the delete hides nothing and can be removed (the rule is that of a
+tombstone, `settled_version`).  The value stays the same, and merging it with a copy that still has the delete
+gives that copy back.
 """
 
 from typing import NamedTuple
@@ -29,21 +29,21 @@ from floodmark.model.version import Version
 
 
 class Split(NamedTuple):
-    """A stored record in two, each with its origin; None is nothing.  `part` is of the site asked for."""
+    """The two parts of a stored record, each with its origin; None if empty.  `part` is that of the site."""
 
     part: bytes | None
     rest: bytes | None
 
 
 class Pruned(NamedTuple):
-    """A record as it is stored from now on, and the highest version among the stamps that went."""
+    """A pruned record, and the highest version among the stamps that were removed."""
 
     stored: bytes
     newest: Version
 
 
 def split_record(stored: bytes, site: int, above: Version) -> Split:
-    """Cut a stored record, which carries its origin, by what a site wrote above a version.
+    """Split a stored record, which carries its origin: what a site wrote above a version, and the rest.
 
     >>> from floodmark.merge.fields import update_fields
     >>> from floodmark.merge.states import merge_states, stamp_state
@@ -78,8 +78,8 @@ def _encode(state: State) -> bytes | None:
 def prune_record(stored: bytes, settled: Version, now_ms: int) -> Pruned | None:
     """A stored record without the deletes that are not needed; None if it stays as it is.
 
-    Deleted at or below `settled`, or expired before `now_ms` under such a stamp.  A record that is dead as a
-    whole stays: it goes as a whole.
+    Removes deletes with stamps at or below `settled`, and fields with such stamps that have expired by
+    `now_ms`.  A record that is dead stays as it is: garbage collection removes it as a whole.
 
     >>> from floodmark.merge.fields import delete_fields, put_fields
     >>> from floodmark.merge.states import merge_states, stamp_state
@@ -100,7 +100,7 @@ def prune_record(stored: bytes, settled: Version, now_ms: int) -> Pruned | None:
     if not gone:
         return None
     newest = newest_stamp(pruned)
-    # A record bears the newest of its stamps, unless that is the one of its own commit.
+    # The origin of a record is the newest of its stamps, unless that is the stamp of its own commit.
     origin = record.origin if newest == newest_stamp(state) else newest
     return Pruned(encode_state(pruned, origin), max(stamp.version for stamp in gone))
 
@@ -108,7 +108,7 @@ def prune_record(stored: bytes, settled: Version, now_ms: int) -> Pruned | None:
 def prune_state(state: State, settled: Version, now_ms: int) -> State:
     """A state that is alive, without the deletes that are not needed.
 
-    The delete of a put stays: its stamp is that of the fields which were put, and takes no room of its own.
+    The delete of a put stays as long as a field of the put does: it has the same stamp.
     """
     deleted = state.deleted
     is_needed = deleted is not None and deleted.version > settled

@@ -1,11 +1,11 @@
-"""Stored records of a key, merged: the one rule by which sites that heard the same hold the same.
+"""Merges the stored records of a key, so that sites with the same changes have the same records.
 
-In a namespace that merges, a record is a join of states.  What a write logs and ships is a small state,
-which holds only what was written; to apply it is to merge it.  A whole record, from a scan or a backup,
-is merged in the same way.  The join is commutative, associative and idempotent: neither the order nor the
-number of arrivals matters, and a small state adds nothing to a whole one that contains it.
+In a namespace that merges, a record is a join of states.  A write logs a small state with only the parts that
+it wrote, and links send that; applying it means merging it.  A whole record, from a scan or a backup, is
+merged in the same way.  The join is commutative, associative and idempotent: neither the order nor the number
+of arrivals matters, and a small state adds nothing to a whole one that contains it.
 
-A stored record says by itself of which kind it is, so this room needs no namespace's settings.
+The kind of a state is stored in it, so nothing here needs a namespace's settings.
 """
 
 from functools import lru_cache
@@ -32,17 +32,17 @@ _SMALL_BYTES_MAX: Final = 64
 
 
 class Written(NamedTuple):
-    """What a commit logs of a write, and the record that it stores."""
+    """The state of a write that a commit logs, and the record that it stores."""
 
     logged: bytes
     stored: bytes
 
 
 def merge_states(current: bytes | None, incoming: bytes, *, own: Stamp | None = None) -> bytes:
-    """The join of the record that a key has and one that arrives; `current` itself if nothing is new.
+    """The join of the record of a key and an incoming one; `current` itself if that adds nothing.
 
-    The origins of the two play no part.  The join has none, unless `own` is given, the stamp of the commit
-    that is to store it: then a join whose newest stamp is another one carries that as its origin.
+    The origins of the two are ignored.  The join has no origin, unless `own` is given, the stamp of the
+    commit that will store it: then a join whose newest stamp is another one carries that as its origin.
 
     >>> from floodmark.codec.states import live_value
     >>> from floodmark.merge.fields import update_fields
@@ -62,16 +62,16 @@ def merge_states(current: bytes | None, incoming: bytes, *, own: Stamp | None = 
 
 
 def stamp_state(unstamped: bytes, current: bytes | None, version: Version, site: int) -> bytes:
-    """The small state that a write becomes in the commit at a version of a site.
+    """The small state of a write, with the stamp of a commit at a version of a site.
 
-    `current` is the record that the key has: a counter goes on from there.
+    `current` is the record of the key: a counter continues from its total.
     """
     standing = None if current is None else decode_state(current)
     return encode_state(_stamp(_decode_write(unstamped), standing, version, site))
 
 
 def write_state(current: bytes | None, unstamped: bytes, version: Version, site: int) -> Written:
-    """What a commit at a version of a site makes of a write: `stamp_state` and `merge_states` in one.
+    """The result of a write in a commit at a version of a site: `stamp_state` and `merge_states` in one.
 
     >>> from floodmark.codec.states import live_value
     >>> from floodmark.merge.counter import add_to_counter

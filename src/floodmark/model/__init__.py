@@ -1,6 +1,6 @@
 """The words of Floodmark as types: versions, stamps, changes, records, ranges, errors and limits.
 
-Pure: nothing here reads a clock, a file or a network.
+Nothing in this package reads a clock, a file or a network.
 """
 
 from floodmark.model.change import Change, ChangeType, Heartbeat, Resolved, Stamp, Sums, Tally

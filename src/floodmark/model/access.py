@@ -1,10 +1,10 @@
-"""What a caller may do, as the steps of one stair: each role includes the ones below it."""
+"""The roles of callers, in ascending order: each includes the ones below it."""
 
 from enum import IntEnum
 
 
 class Role(IntEnum):
-    """How much a caller may do.  Roles compare: a higher one may do all that a lower one may.
+    """The role of a caller.  Roles compare: a higher one may do all that a lower one may.
 
     >>> Role.READ < Role.WRITE < Role.REPLICATE < Role.ADMIN
     True
@@ -14,7 +14,7 @@ class Role(IntEnum):
 
     READ = 1
     WRITE = 2
-    # For replication jobs: what a site believes to have of others is moved by them, and by no writer.
+    # For replication jobs: only they advance the positions that a site has in the changes of others.
     REPLICATE = 3
     ADMIN = 4
 
@@ -23,7 +23,7 @@ class Role(IntEnum):
 
     @classmethod
     def parse(cls, text: str) -> "Role":
-        """The role of a name as people write it; a ValueError if there is none."""
+        """The role with this name in lower case; raises ValueError if there is none."""
         for role in cls:
             if str(role) == text:
                 return role

@@ -1,9 +1,8 @@
-"""What an action of a server needs, declared beside it: the role, what the role must be held on, whether
-the call is audited, and whether a client may repeat it.
+"""The declarations of a server's actions: the role that a call needs, the scope in which the caller must have
+it, whether the call is audited, and whether a client may repeat it.
 
-The methods of a port carry their declaration as a decorator; requests of the data plane are made with one.
-Client, server and documentation read the same declaration, and an action without one is not served:
-`declared` raises TypeError.
+The declaration decorates the method of a port, or the class of a request.  Client, server and documentation
+read the same declaration, and an action without one is not served: `declared` raises TypeError.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -15,8 +14,8 @@ from floodmark.model.access import Role
 
 Arguments: TypeAlias = Mapping[str, Any]
 
-# The owner of what the site itself has made, or an administrator of the whole site: other callers do not
-# touch that, and these two touch everything.
+# The owner of objects that the site itself has made; also stands for an administrator of the whole site.
+# Both may use every object; other callers may use only their own.
 SITE_OWNER: Final = ""
 
 _ATTRIBUTE: Final = "__floodmark_action__"
@@ -25,7 +24,7 @@ Member = TypeVar("Member", bound=Callable[..., Any])
 
 
 class Scope(StrEnum):
-    """What the role must be held on.  A caller that is limited to some namespaces has no part in the site."""
+    """The scope in which a caller must have the role.  A caller limited to some namespaces lacks the site."""
 
     ANY = "any namespace"
     """For what tells nothing: the clock, making one's own writes durable, and lists, from which the
@@ -40,7 +39,7 @@ class Scope(StrEnum):
 
 
 class Owned(StrEnum):
-    """What belongs to a caller that has made it, and is refused to others but administrators of the site."""
+    """Objects of the caller that has made them; of others, only administrators of the site may use them."""
 
     TRANSACTION = "transaction"
     SAFE_POINT = "safe point"
@@ -50,7 +49,7 @@ class Owned(StrEnum):
 
 @dataclass(frozen=True)
 class Exempt:
-    """Calls for which less than the declared role is enough: which, and in words for the documentation."""
+    """The calls for which a lower role than the declared one is enough; `words` are for the documentation."""
 
     role: Role
     when: Callable[[Arguments], bool]
@@ -63,14 +62,14 @@ def _argument_namespace(arguments: Arguments) -> Iterable[str | None]:
 
 @dataclass(frozen=True)
 class Action:
-    """What a call needs; the decorator that declares it."""
+    """The declaration of a call, and the decorator that attaches it."""
 
     role: Role
     scope: Scope = Scope.ANY
-    # Whether the audit log names the caller, and which arguments it leaves out: they hold values.
+    # Whether the call is in the audit log, and which arguments are left out there, because they hold values.
     audited: bool = False
     unsaid: tuple[str, ...] = ()
-    # Whether a second call changes nothing that the first has not: a client repeats it when no answer came.
+    # Whether a second call has no further effect: a client repeats it if it gets no answer.
     repeatable: bool = False
     # Whether it may take minutes.
     lengthy: bool = False
@@ -78,20 +77,20 @@ class Action:
     delayed: bool = False
     # Whether any node of a site answers it, and not only the keeper.
     anywhere: bool = False
-    # Whether a request may hold as much as a commit.
+    # Whether a request may be as large as a commit.
     large: bool = False
-    # The namespaces that it is about, where the scope is the namespace; None stands for the whole site.
+    # With the scope NAMESPACE: the namespaces that a call concerns; None stands for the whole site.
     namespaces: Callable[[Arguments], Iterable[str | None]] = _argument_namespace
-    # Whether the feed or subscription may be gone: then there is nothing left to do, and that is no error.
+    # Whether the feed or subscription may be missing: then the call has nothing to do, and is no error.
     may_be_gone: bool = False
-    # Which items of the result a caller sees: those of the namespaces that it has the role on.
+    # The namespace of an item of the result: a caller sees those of namespaces that it has the role on.
     shown_by: Callable[[Any], str] | None = None
     exempt: Exempt | None = None
-    # What it uses that has an owner.  The server passes the caller's mark where the method takes an `owner`.
+    # The kind of owned object that it uses.  The server passes the caller's mark as the argument `owner`.
     owned: Owned | None = None
 
     def __call__(self, member: Member) -> Member:
-        """Declare this of a method of a port, or of a class of requests."""
+        """Attach this declaration to a method of a port, or to a class of requests."""
         setattr(member, _ATTRIBUTE, self)
         return member
 

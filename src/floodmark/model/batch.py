@@ -2,8 +2,8 @@
 
     "b-" | milliseconds since 1970, 11 hexadecimal digits | "-" | random, 16 hexadecimal digits
 
-The id stands where the id of a transaction stands.  It names one attempt: a writer whose batch was refused,
-or whose partitions have moved, tries again with another id.
+The id is used in the place of a transaction's id.  It names one attempt: a writer whose batch was refused, or
+whose partitions have moved, tries again with another id.
 
 A client gets the id of a commit together with the first qualified key that the commit writes, in hexadecimal
 after another "-".  The partition of that key knows the outcome (`partition/prepared/outcomes.py`).
@@ -30,7 +30,7 @@ def mint_batch(now_ms: int) -> str:
 
 
 def batches_from(ms: int) -> str:
-    """What the ids begin with that were minted at a time; ids sort by their time.
+    """The prefix of the ids that are minted at a time; ids sort by their time.
 
     >>> batches_from(1_700_000_000_000) <= mint_batch(1_700_000_000_000) < batches_from(1_700_000_000_001)
     True
@@ -68,6 +68,6 @@ def name_commit(batch: str, key: bytes) -> str:
 
 
 def split_commit(transaction: str) -> tuple[str, bytes] | None:
-    """Undo `name_commit`; None for the id of a transaction with a coordinator."""
+    """The batch id and the key of a commit's id; None for the id of a transaction with a coordinator."""
     found = _NAMED.fullmatch(transaction)
     return None if found is None else (found[1], bytes.fromhex(found[3]))

@@ -1,4 +1,4 @@
-"""What was written: stamps, changes, and the heartbeats that let a reader check that it has them all."""
+"""Stamps, changes, and the heartbeats by which a reader checks that it has all changes."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -10,7 +10,7 @@ from floodmark.model.version import Version
 
 
 class Stamp(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False):
-    """Where and when a change was first written.  Stamps order all writes to a key, at every site.
+    """The version and site at which a change was first written.  All sites order writes to a key by stamp.
 
     >>> Stamp(7, 2) > Stamp(7, 1) > Stamp(6, 9)
     True
@@ -33,16 +33,16 @@ class ChangeType(StrEnum):
     INSERT = "insert"
     UPDATE_PREIMAGE = "update_preimage"
     UPDATE_POSTIMAGE = "update_postimage"
-    # A data set was published in the place of what the namespace held.  The change has no key.  Those behind
-    # it are the difference; if it has `snapshot`, they are all records, and what was read before is void.
+    # A data set was published and has replaced the namespace.  The change has no key.  The changes after it
+    # are the difference; with `snapshot`, they are all records, and everything read before is void.
     GENERATION = "generation"
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):
     """One put or delete of one key, committed at `version` of the site that it was read from.
 
-    With `snapshot` it is a row of a snapshot at `version`: what the key held then, whenever that was
-    written.  Its stamp is the one that it was written with.
+    With `snapshot` it is a row of a snapshot at `version`: the record that the key had then, with its
+    original stamp, whenever it was written.
 
     The changes of an atomic batch have its id, the version of its commit, as `batch`.
     """
@@ -63,7 +63,7 @@ class Resolved(msgspec.Struct, frozen=True):
     """A marker in a stream of changes: everything at or below `version` has been delivered.
 
     With `snapshot`, an opaque key, the stream is within a snapshot at `version`: the records up to that key
-    have been delivered.  Either way the marker is a place to go on from.
+    have been delivered.  A stream can continue from either kind of marker.
     """
 
     version: Version
@@ -104,9 +104,9 @@ class Heartbeat(msgspec.Struct, frozen=True):
 
     Where several nodes serve a site, node 0 stands for the site: its account is the sum of theirs.
 
-    `log` names the one log that the account is about when a log is sealed; it is None in a node's
-    ordinary heartbeat.  `since` 0 means that the node has lost count in it (a write failed, or it was
-    started and had very much to count again): such an account proves nothing and is reported as unchecked.
+    `log` is None in an ordinary heartbeat, whose account covers all logs of the node; the heartbeat that
+    seals a log covers that log alone.  `since` 0 means that the node has lost count (a write failed, or a
+    restart had too much to count again): the interval is reported as unchecked.
     """
 
     version: Version
@@ -120,10 +120,10 @@ class Heartbeat(msgspec.Struct, frozen=True):
 
 
 class NamespaceBeat(msgspec.Struct, frozen=True, kw_only=True):
-    """A heartbeat as one namespace sees it, wherever it has travelled: whose it is, and its account.
+    """The part of a heartbeat that concerns one namespace, with the site and node that wrote it.
 
-    `own` and `all` are the namespace's tallies over `(since, through]`, and `watermark` says how far the
-    site `site` has the changes of each other one.  Its own entry is not in it: that is `through`.
+    `own` and `all` are the namespace's tallies over `(since, through]`, and `watermark` has the version up to
+    which site `site` has the changes of each other site.  It has no entry for `site`: that is `through`.
     """
 
     site: int
@@ -139,7 +139,7 @@ class NamespaceBeat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def narrow_heartbeat(heartbeat: Heartbeat, site: int, namespace: int) -> NamespaceBeat:
-    """What a heartbeat of a site says about one namespace, named by its id there."""
+    """The part of a site's heartbeat that concerns one namespace, by its id at that site."""
     sums = heartbeat.sums.get(namespace, Sums())
     return NamespaceBeat(
         site=site,

@@ -1,24 +1,24 @@
-"""Everything that can go wrong, as one tree.
+"""All errors that Floodmark raises, as one tree.
 
     FloodmarkError
     ├── Retryable                    the same call may succeed later, as it is
     │   ├── PartitionMoved           ask the site for the partition map again
     │   │   └── NodeFenced           another node has taken over the partitions of this one
-    │   ├── NotKeeper                another node does what concerns the whole site; call it there
-    │   ├── CatalogChanged           a namespace was changed meanwhile; the settings are loaded again
-    │   ├── Conflict                 what a transaction read was written meanwhile; do it again
-    │   │   └── TransactionTooOld    it read too long ago; do it again, with less work in it
-    │   ├── PartitionStopped         a failed write is being recovered from
-    │   ├── LeaseHeld                another process does this work; wait for it, or let it
-    │   ├── LinkStalled              changes of another site do not come; the target shows why
-    │   ├── Rejoining                a site that was restored has not got everything back yet
-    │   ├── SinkFailed               what a feed writes to refused
-    │   ├── StaleLink                a link stands elsewhere than the step supposed: plan the step again
-    │   ├── Unreachable              no answer from a server; nothing was done, or nothing changed
+    │   ├── NotKeeper                only the keeper makes this call; send it to that node
+    │   ├── CatalogChanged           a namespace was changed meanwhile; its settings are loaded again
+    │   ├── Conflict                 a read of the transaction is outdated; run the transaction again
+    │   │   └── TransactionTooOld    its reads are too old; run it again, with less work in it
+    │   ├── PartitionStopped         storage is recovering from a failed write
+    │   ├── LeaseHeld                another process holds the lease; wait for it, or leave it the work
+    │   ├── LinkStalled              changes of another site do not arrive; the target shows why
+    │   ├── Rejoining                a restored site does not have all its changes back yet
+    │   ├── SinkFailed               the sink of a feed refused a write
+    │   ├── StaleLink                the link has moved on: plan the step again
+    │   ├── Unreachable              no answer from a server; nothing was changed
     │   └── StorageFailed            the disk or the database refused; nothing was written
     │       └── StorageFull          make room, then call again
     ├── OutcomeUnknown               the write may or may not have happened: read before you repeat
-    │   ├── CommitUnknown            a transaction's; site.transaction_outcome(id) tells
+    │   ├── CommitUnknown            for a transaction; site.transaction_outcome(id) returns the outcome
     │   └── PartlyDone               some of many writes happened, the others did not
     └── Terminal                     the same call will fail again
         ├── InvalidArgument          also a ValueError
@@ -41,16 +41,16 @@
         ├── SafePointNotFound
         ├── FeedNotFound
         ├── FeedExists
-        ├── FeedStateConflict        not possible in the state that the feed is in
+        ├── FeedStateConflict        not possible in the present state of the feed
         ├── SubscriptionNotFound
         ├── AcknowledgementConflict  acknowledged before, or pending in another transaction
         ├── TransactionNotFound
-        ├── TransactionEnded         it is decided, or over its time; begin another one
+        ├── TransactionEnded         it is decided, or past its deadline; begin another one
         ├── NotAllowed
         │   └── NotAuthenticated
         ├── VersionCollected
-        │   └── GenerationSwapped    a data set was published: go on from a snapshot
-        ├── PublicationConflict      another data set is in the way, or this publication has ended
+        │   └── GenerationSwapped    a data set was published: continue from a snapshot
+        ├── PublicationConflict      another data set is being published, or this publication has ended
         ├── ClockSkew
         ├── Fenced                   a link from a site that was removed, or restored since
         ├── Corruption
@@ -64,8 +64,8 @@
             ├── WireMismatch
             └── FormatTooNew
 
-A message says what happened, to which key, partition or namespace, and what to do next; the same
-facts stand in `details` for programs.  Errors survive pickling, because they cross process borders.
+A message says what happened, to which key, partition or namespace, and what to do next; programs find the
+same facts in `details`.  Errors can be pickled, because they cross process borders.
 """
 
 from collections.abc import Mapping
@@ -73,7 +73,7 @@ from typing import Self
 
 
 class FloodmarkError(Exception):
-    """Root of all errors that Floodmark raises on purpose."""
+    """The root of all errors that Floodmark raises on purpose.  `details` has the facts of the message."""
 
     def __init__(self, message: str, /, **details: object) -> None:
         super().__init__(message)
@@ -92,186 +92,186 @@ def _restore(kind: type[FloodmarkError], message: str, details: dict[str, object
 
 
 class Retryable(FloodmarkError):
-    """The same call may succeed later; nothing was done."""
+    """The call had no effect, and may succeed later if it is repeated as it is."""
 
 
 class Terminal(FloodmarkError):
-    """The same call will fail again; nothing was done."""
+    """The call had no effect, and will fail again if it is repeated as it is."""
 
 
 class OutcomeUnknown(FloodmarkError):
-    """A write was handed to storage and no answer came back: it may or may not have happened."""
+    """No answer to a write: it may or may not have happened.  Read before you repeat it."""
 
 
 class CommitUnknown(OutcomeUnknown):
-    """No answer came to the commit of a transaction, whose id `details["transaction"]` has."""
+    """No answer to the commit of a transaction; its id is `details["transaction"]`."""
 
 
 class PartlyDone(OutcomeUnknown):
-    """A call that consists of several commits failed after some of them."""
+    """A call with several steps failed after some of them took effect, such as commits to some partitions."""
 
 
 class PartitionMoved(Retryable):
-    """The partition was split, merged or moved; its keys are served elsewhere."""
+    """The partition was split, merged or moved; other partitions, or another node, serve its keys now."""
 
 
 class NodeFenced(PartitionMoved):
-    """The node was declared dead, or could not show for too long that it lives."""
+    """The node was declared dead by another node, or could not write its beat for too long."""
 
 
 class NotKeeper(Retryable):
-    """The node does not hold the keeper's lease, which writes for the whole site need."""
+    """The node does not hold the keeper's lease, without which it cannot write for the whole site."""
 
 
 class CatalogChanged(Retryable):
-    """Another node has changed a namespace since this node has loaded the catalog."""
+    """Another node changed a namespace after this node had loaded the catalog; nothing was written."""
 
 
 class Conflict(Retryable):
-    """What a transaction has read was written before it could commit; nothing was written by it."""
+    """A record that the transaction read was changed before its commit; the transaction wrote nothing."""
 
 
 class TransactionTooOld(Conflict):
-    """A transaction commits later after its first read than a site can still judge it."""
+    """Too much time passed between the first read of a transaction and its commit to detect conflicts."""
 
 
 class PartitionStopped(Retryable):
-    """Storage failed in the middle of a write and has not recovered yet."""
+    """Storage is busy, or has not recovered from a failed write yet; this write did not happen."""
 
 
 class LeaseHeld(Retryable):
-    """Another process holds the lease of a feed or a subscription, or has taken it over."""
+    """Another process holds the lease of the work, such as that of a feed or a subscription."""
 
 
 class LinkStalled(Retryable):
-    """Nothing has come over a link for a long time, though there is something to come."""
+    """Changes that another site has made do not arrive over a link."""
 
 
 class Rejoining(Retryable):
-    """A site that was restored takes no writes before it has got back what it wrote in its earlier life."""
+    """A restored site refuses this until it has back all changes that it wrote before it was restored."""
 
 
 class SinkFailed(Retryable):
-    """The sink of a feed did not take what was written to it."""
+    """The sink of a feed refused a write, or the target of a job lacks rows that were written to it."""
 
 
 class StaleLink(Retryable):
-    """A step of a link that does not begin where the link stands."""
+    """A step of a link does not begin at the present position of the link; plan the step again."""
 
 
 class Unreachable(Retryable):
-    """The server did not answer.  A read, or a call that was never sent: nothing was done."""
+    """The server did not answer a read, or a call was never sent to it; nothing was changed."""
 
 
 class StorageFailed(Retryable):
-    """Storage refused the operation; nothing was written."""
+    """The disk or the database refused the operation; nothing was written."""
 
 
 class StorageFull(StorageFailed):
-    """No room is left on the disk that holds the site."""
+    """No space is left on the disk, or in the database or object store; free some, then call again."""
 
 
 class InvalidArgument(Terminal, ValueError):
-    """An argument that can never be right."""
+    """An argument is invalid, whatever the state of the site."""
 
 
 class InvalidKey(InvalidArgument):
-    """A key that is empty, too large or not bytes."""
+    """A key is empty, too large or not bytes."""
 
 
 class InvalidValue(InvalidArgument):
-    """A value that is too large or not bytes."""
+    """A value is too large, not bytes, or not of the form that the call needs, such as a JSON object."""
 
 
 class InvalidRange(InvalidArgument):
-    """A key range whose start lies behind its end."""
+    """The start of a key range is after its end."""
 
 
 class InvalidTimeToLive(InvalidArgument):
-    """A time to live that is not positive."""
+    """A time to live is not positive, or too long."""
 
 
 class InvalidVersion(InvalidArgument):
-    """Something that is neither a version nor a moment with a time zone."""
+    """An argument is neither a version nor a moment with a time zone."""
 
 
 class VersionInFuture(InvalidVersion):
-    """A version that this site has not reached yet."""
+    """A version to read at is in the future of this site."""
 
 
 class InvalidName(InvalidArgument):
-    """A name or a setting that cannot be used."""
+    """A name, or a setting of a namespace, cannot be used."""
 
 
 class InvalidOption(InvalidArgument):
-    """An option of a Spark reader, writer or job that is missing, unknown or cannot be used."""
+    """An option, such as that of a command or of a Spark reader, is missing, unknown or cannot be used."""
 
 
 class SchemaMismatch(InvalidArgument):
-    """Columns that are not the ones that are read or written here, or whose types do not fit."""
+    """Columns are missing or not expected, or have types that cannot be read or written here."""
 
 
 class WrongPolicy(Terminal):
-    """Something that the merge policy of the namespace does not allow."""
+    """The merge policy of the namespace, or the layer that it holds, does not allow the operation."""
 
 
 class LimitExceeded(Terminal):
-    """A documented limit would be passed."""
+    """A documented limit would be exceeded; nothing was written."""
 
 
 class CommitTooLarge(LimitExceeded):
-    """More than one commit can hold."""
+    """The rows do not fit into one commit; write them in smaller portions."""
 
 
 class KeyNotFound(Terminal, KeyError):
-    """No value under this key."""
+    """There is no value under this key."""
 
     # KeyError shows its message in quotes.
     __str__ = Exception.__str__
 
 
 class NamespaceNotFound(Terminal):
-    """No namespace of this name."""
+    """There is no namespace of this name, or it was dropped."""
 
 
 class NamespaceExists(Terminal):
-    """A namespace of this name is already there."""
+    """A namespace of this name exists already."""
 
 
 class PartitionNotFound(Terminal):
-    """No partition of this id, or none that fits the request."""
+    """There is no partition with this id, or none that the request can be applied to."""
 
 
 class SafePointNotFound(Terminal):
-    """No safe point of this name, or its lifetime is over."""
+    """There is no safe point of this name, or it has expired."""
 
 
 class FeedNotFound(Terminal):
-    """No feed of this name."""
+    """There is no feed of this name."""
 
 
 class FeedExists(Terminal):
-    """A feed of this name is already there."""
+    """A feed of this name exists already."""
 
 
 class FeedStateConflict(Terminal):
-    """Something that cannot be done to a feed in its present state."""
+    """The operation is not possible in the present state of the feed."""
 
 
 class SubscriptionNotFound(Terminal):
-    """No subscription of this name."""
+    """There is no subscription of this name."""
 
 
 class AcknowledgementConflict(Terminal):
-    """A change that was acknowledged before, or is pending in another transaction."""
+    """A change was acknowledged before, or another transaction that has not ended acknowledges it."""
 
 
 class TransactionNotFound(Terminal):
-    """No transaction has this id, or it has ended."""
+    """There is no transaction with this id, or it ended too long ago to be remembered."""
 
 
 class TransactionEnded(Terminal):
-    """A transaction takes no further part: it was committed or aborted, or its time is over."""
+    """The transaction was committed or aborted already, or is past its deadline; begin another one."""
 
 
 class NotAllowed(Terminal):
@@ -279,64 +279,64 @@ class NotAllowed(Terminal):
 
 
 class NotAuthenticated(NotAllowed):
-    """The caller did not show who it is, or what it showed is not valid."""
+    """The caller sent no credentials, or invalid ones."""
 
 
 class VersionCollected(Terminal):
-    """The version asked for lies behind what garbage collection has kept."""
+    """Garbage collection has removed records or changes that a read at this version needs."""
 
 
 class GenerationSwapped(VersionCollected):
-    """A data set was published in the place of what a stream of changes has read so far."""
+    """A data set was published and has replaced the records that a stream of changes has read so far."""
 
 
 class PublicationConflict(Terminal):
-    """Another data set is being published into the namespace, or has this base; or this publication ended."""
+    """Another data set is being published into the namespace, or has this base; or this one has ended."""
 
 
 class ClockSkew(Terminal):
-    """A remote version, or a reading of this machine's own clock, lies too far ahead."""
+    """A version from elsewhere, or a reading of this machine's clock, is too far ahead."""
 
 
 class Fenced(Terminal):
-    """A link whose source has been removed from the topology, or replaced by a later incarnation."""
+    """The source of a link was removed from the topology, or replaced by a later incarnation."""
 
 
 class Corruption(Terminal):
-    """Stored bytes that are not what Floodmark wrote."""
+    """Stored bytes are damaged: they are not those that Floodmark wrote."""
 
 
 class BackupDamaged(Corruption):
-    """A backup whose files are not those that were written; the site is not touched."""
+    """The files of a backup are missing or damaged; the site was not changed."""
 
 
 class Closed(Terminal):
-    """Use after close."""
+    """The site, connection or stream was closed; open it again."""
 
 
 class CannotOpen(Terminal):
-    """A site that cannot be opened as asked."""
+    """A site cannot be opened, connected to or served as asked."""
 
 
 class NotASite(CannotOpen):
-    """A directory that holds something else."""
+    """The directory or database does not hold a site."""
 
 
 class SiteLocked(CannotOpen):
-    """Another process owns the directory."""
+    """Another process has the directory open, or runs under the same node number."""
 
 
 class SiteMismatch(CannotOpen):
-    """The directory holds a site of another name or id."""
+    """The directory, database or server is that of a site with another name or id."""
 
 
 class InvalidConfiguration(CannotOpen):
-    """A configuration file, or a combination of options, that cannot be used."""
+    """A configuration file, or a combination of options, cannot be used."""
 
 
 class WireMismatch(CannotOpen):
-    """Client and server speak no common version of the wire protocol."""
+    """Client and server have no common version of the wire protocol, or cannot read each other's messages."""
 
 
 class FormatTooNew(CannotOpen):
-    """The directory was written by a newer Floodmark."""
+    """A newer Floodmark wrote the data; this one cannot read its format."""

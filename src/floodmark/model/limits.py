@@ -1,7 +1,7 @@
 """Every limit of a site, in one place.  `docs/limits.md` is checked against this file.
 
-A limit is refused with an error before anything is written; none of them is reached by surprise in
-the middle of a commit.
+A call that would exceed a limit is refused with an error before anything is written, never in the middle of a
+commit.
 """
 
 from datetime import timedelta
@@ -13,33 +13,33 @@ MIB: Final = 1024 * KIB
 KEY_BYTES_MAX: Final = 4 * KIB
 VALUE_BYTES_MAX: Final = 1 * MIB
 COMMIT_BYTES_MAX: Final = 64 * MIB
-# What a transaction writes, what it reads and writes, and how long after its first read it may commit.
+# Bytes that a transaction writes, keys that it reads and writes, and the time from first read to commit.
 TRANSACTION_BYTES_MAX: Final = 10 * MIB
 TRANSACTION_KEYS_MAX: Final = 100_000
 TRANSACTION_AGE_MS_MAX: Final = 5_000
-# Keys and ranges that one transaction declares as written, and that a node keeps of the last seconds.
+# Keys and ranges that one transaction declares as written, and that a node keeps for some seconds.
 WRITE_CONFLICTS_MAX: Final = 1_000
 WRITE_CONFLICTS_HELD_MAX: Final = 100_000
-# The key under which a transaction is committed once, the result that is kept with it, and for how long.
+# The key under which a transaction is committed once, the result stored with it, and for how long.
 IDEMPOTENCY_KEY_BYTES_MAX: Final = 512
 IDEMPOTENCY_RESULT_BYTES_MAX: Final = 64 * KIB
 IDEMPOTENCY_AGE_MAX: Final = timedelta(days=1)
-# Writes that a server has taken and not committed, and transactions that wait to begin meanwhile.
+# Writes that a server has accepted and not committed yet, and transactions that wait to begin meanwhile.
 WRITES_QUEUED_MAX: Final = 10_000
 READ_VERSIONS_DELAYED_MAX: Final = 1_000
 # Keys that a site object watches for changes.
 WATCHES_MAX: Final = 10_000
 
-# Keys of one atomic read, and their bytes, which stand twice in a request.
+# Keys of one atomic read, and their bytes, which a request contains twice.
 ATOMIC_READ_KEYS_MAX: Final = 1_000
 ATOMIC_READ_BYTES_MAX: Final = 512 * KIB
 # Keys of the last atomic batches, in memory, for atomic reads.
 BATCH_CACHE_BYTES_MAX: Final = 4 * MIB
 
-# A record that is merged field by field; fields that were deleted count, for they are remembered.
+# The fields of a merged record, including deleted ones, which it remembers.
 FIELDS_MAX: Final = 4_096
 FIELD_NAME_BYTES_MAX: Final = 1 * KIB
-# What one site has added to a counter, in either direction.
+# The total that one site has added to a counter, above or below zero.
 COUNTER_TOTAL_MAX: Final = (1 << 63) - 1
 
 NAMESPACES_MAX: Final = 1 << 24
@@ -47,12 +47,12 @@ NAMESPACE_NAME_CHARACTERS_MAX: Final = 128
 PARTITIONS_MAX: Final = 10_000
 SITE_IDS_MAX: Final = 255
 NODES_MAX: Final = 64
-# The age of a node's last beat at which it stops to read the newest state, and at which others replace it.
+# The age of a node's last beat at which it stops answering reads, and at which others replace it.
 NODE_LEASE_MS_MAX: Final = 3_000
 NODE_SILENT_MS_MAX: Final = 5_000
 NODE_SKEW_MS_MAX: Final = 500
 SAFE_POINTS_MAX: Final = 10_000
-# What one caller of a server that does not administer the site may have of them.
+# Safe points of one caller of a server that does not administer the site.
 SAFE_POINTS_PER_CALLER_MAX: Final = 1_000
 
 FEEDS_MAX: Final = 1_000
@@ -69,14 +69,14 @@ EPOCH_STREAM_IDLE_MAX: Final = timedelta(days=30)
 # Keys that one call of a comparison looks up or repairs.
 RECORDS_FOUND_MAX: Final = 10_000
 
-# A record of a transaction log, and what one entry may be set to hold.
+# The bytes of a record of a transaction log, and the highest setting of records in one entry.
 LEDGER_RECORD_BYTES_MAX: Final = 16 * MIB
 LEDGER_ENTRY_RECORDS_MAX: Final = 16_384
-# What one call shows of such a log.
+# Records of such a log that one call shows.
 LEDGER_RECORDS_READ_MAX: Final = 100_000
-# What may be set to be on its way to such a log before others wait.
+# The highest setting of bytes in flight to such a log, beyond which callers wait.
 LEDGER_IN_FLIGHT_BYTES_MAX: Final = 1_024 * MIB
-# Transactions of one coordinator that have not ended, and what may have a part in one of them.
+# Coordinators, their transactions that have not ended, and the participants of one transaction.
 COORDINATORS_MAX: Final = 16
 TRANSACTIONS_OPEN_MAX: Final = 100_000
 TRANSACTIONS_OF_CALLER_MAX: Final = 10_000
@@ -91,7 +91,7 @@ GENERATIONS_KEPT_MAX: Final = 8
 
 STREAMS_MAX: Final = 1_000
 STREAMS_PER_CALLER_MAX: Final = 500
-# Connections of a client to one server for point calls: one for each thread that calls at once.
+# Connections of a client to one server for point calls: one for each thread with a call in progress.
 LINES_MAX: Final = 64
 # Threads of an asyncio client for calls that cannot run on its event loop.
 ASYNC_THREADS_MAX: Final = 16
@@ -99,36 +99,35 @@ ASYNC_THREADS_MAX: Final = 16
 LEASES_MAX: Final = 10_000
 LEASES_PER_CALLER_MAX: Final = 2_500
 REQUEST_BYTES_MAX: Final = 1 * MIB
-# What a server decodes on its event loop; larger calls run in threads.
+# The largest call that a server decodes on its event loop; larger ones run in threads.
 QUICK_CALL_BYTES_MAX: Final = 64 * KIB
-# What is kept of a text that a runner, a replication job or a client reports; the rest is cut off.
+# The characters stored of a text that a runner, a replication job or a client reports; the rest is cut off.
 REPORTED_CHARACTERS_MAX: Final = 2_000
 
-# Connections to a server that has a relay in front, before one of their requests has shown who sends it.
+# Connections to a server behind a relay, before one of their requests has authenticated its sender.
 NEWCOMERS_MAX: Final = 256
 NEWCOMER_BYTES_MAX: Final = 256 * KIB
 NEWCOMER_TIME_MAX: Final = timedelta(seconds=10)
 
-# Connections over RESP, those of them whose client is not known yet, and what each may send and not read.
+# Connections over RESP, the limits of clients not authenticated yet, and replies that a client leaves unread.
 RESP_CONNECTIONS_MAX: Final = 10_000
 RESP_ARGUMENTS_MAX: Final = 100_000
 RESP_NEWCOMER_ARGUMENTS_MAX: Final = 16
 RESP_NEWCOMER_BULK_BYTES_MAX: Final = 16 * KIB
 RESP_UNREAD_BYTES_MAX: Final = 1 * MIB
-# Scans over RESP that have not come to their end, and readers within what a data set brings; the oldest is
-# forgotten.
+# Scans over RESP that have not ended, and readers within the changes of a data set; the oldest is dropped.
 RESP_CURSORS_MAX: Final = 10_000
 # Consumer groups over RESP that one server consumes.
 RESP_GROUPS_MAX: Final = 100
 
 TTL_MAX: Final = timedelta(days=36_500)
 
-# What a relay reads of a message before it passes it on.  Flight's messages have a handful of fields; many
+# The parts of a message that a relay reads before it forwards it.  Flight's messages have a few fields; many
 # small ones would keep the relay busy.
 MESSAGE_FIELDS_MAX: Final = 64
 COLUMN_HEADER_BYTES_MAX: Final = 64 * KIB
 
-# One commit tells of so many expiries, so that writers wait for it some milliseconds.
+# The expiries that one commit writes: so many that other writers wait for it only some milliseconds.
 EXPIRIES_PER_COMMIT_MAX: Final = 256
 
 # A change-log row holds values up to this size; larger ones are read from the data they name.
@@ -142,7 +141,7 @@ PAGE_BYTES_MAX: Final = 4 * MIB
 
 # The last commits in memory, for followers.
 TAIL_BYTES_MAX: Final = 16 * MIB
-# What a reader sorts in memory when it has to scan; the rest goes to disk.
+# The changes that a scanning reader sorts in memory; the rest goes to disk.
 SORT_BYTES_MAX: Final = 64 * MIB
-# What the runner of a feed has read and its sink has not taken yet, for each range.
+# The changes that the runner of a feed has read and its sink has not taken yet, for each range.
 FEED_BUFFER_BYTES_MAX: Final = 32 * MIB

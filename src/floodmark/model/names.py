@@ -1,4 +1,4 @@
-"""What a site, a namespace, a feed or a subscription may be called, and what may name a file."""
+"""Checks of the names of sites, namespaces, feeds and subscriptions, and of paths."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ from floodmark.model.limits import NAMESPACE_NAME_CHARACTERS_MAX
 
 
 def require_name(name: object, what: str) -> None:
-    """Names go into file names, URLs and metrics: short, printable, without blanks."""
+    """Raise InvalidName unless a name fits into file names, URLs and metrics: short, printable, no blanks."""
     if (
         not isinstance(name, str)
         or not 0 < len(name) <= NAMESPACE_NAME_CHARACTERS_MAX
@@ -23,7 +23,7 @@ def require_name(name: object, what: str) -> None:
 
 
 def require_path(path: object, what: str) -> Path:
-    """A path that a user has named; refuses what is none, or is empty."""
+    """The path that a user has given; raises InvalidArgument if it is empty, or no path."""
     try:
         text = os.fspath(cast("str | os.PathLike[str]", path))
     except TypeError:

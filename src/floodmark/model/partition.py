@@ -1,7 +1,7 @@
-"""The partition protocol: what a site needs of a range of keys, wherever it is served.
+"""The partition protocol: the interface of a range of keys, in this process or at a server.
 
 A *qualified* key is the three bytes of a namespace followed by the user's key.  Every call may raise
-`PartitionMoved`; the site then asks for the partition map again and goes on behind what it has.
+`PartitionMoved`; the site then asks for the partition map again and continues after the keys that it has.
 """
 
 from bisect import bisect_left, bisect_right
@@ -24,13 +24,13 @@ from floodmark.model.version import VERSION_MAX, Version
 if TYPE_CHECKING:
     import pyarrow
 
-# What requests for data need.  The first is for requests that reveal nothing.
+# The declarations of requests for data.  The first is for requests that reveal none.
 OPEN: Final = Action(Role.READ, repeatable=True, anywhere=True)
 READS: Final = Action(Role.READ, Scope.NAMESPACE, repeatable=True, anywhere=True)
 WRITES: Final = Action(Role.WRITE, Scope.NAMESPACE, large=True, anywhere=True)
 # Decided by stamp, inside the commit.
 UNCHANGED: Final = replace(WRITES, repeatable=True)
-# A copy carries the stamp of another site, and beats that site's own writes up to there.
+# A copy carries the stamp of another site, and wins over that site's own writes with lower stamps.
 COPIES: Final = replace(UNCHANGED, role=Role.REPLICATE, audited=True)
 LOADS: Final = replace(COPIES, role=Role.ADMIN)
 # A row of a data set replaces itself, and no reader finds it before the swap.
@@ -40,17 +40,17 @@ STEPS: Final = Action(Role.ADMIN, Scope.SITE, repeatable=True, large=True, anywh
 
 
 class CommitLimits(NamedTuple):
-    """What one commit may hold; derived from what the engine underneath can take at once."""
+    """The limits of one commit, derived from those of the engine."""
 
     bytes_max: int
     changes_max: int
 
 
 class Content(StrEnum):
-    """How much of a record a scan brings along.
+    """The part of each record that a scan returns.
 
-    `WHOLE` is the record as it is stored.  `DIGESTS` has the digests of values in place of them.  `THIN` has
-    all that two sites have to know of a record to be compared (`codec/thin.py`), and values in digests only.
+    `WHOLE` is the record as it is stored.  `DIGESTS` has the digests of values instead of the values.  `THIN`
+    has all that a comparison of two sites needs (`codec/thin.py`), with digests instead of values.
     """
 
     WHOLE = "whole"
@@ -59,10 +59,10 @@ class Content(StrEnum):
 
 
 class ReadSet(msgspec.Struct, frozen=True):
-    """What a transaction has read as of a version: qualified keys, and ranges each of one namespace.
+    """The reads of a transaction as of a version: qualified keys, and ranges each of one namespace.
 
-    `writes` are ranges that it declares as written, so that others conflict that have read them.  For the
-    metrics of a server, it tells the number of the attempt, and whether its version was a cached one.
+    `writes` are ranges that it declares as written, so that transactions that have read them conflict.  The
+    number of the attempt, and whether the version was a cached one, are for the metrics of a server.
     """
 
     since: Version
@@ -74,14 +74,14 @@ class ReadSet(msgspec.Struct, frozen=True):
 
 
 class Partition(Protocol):
-    """A range of keys with one writer.  A server's requests derive from calls that declare a role."""
+    """A range of keys with one writer.  A server's requests derive from the methods that declare a role."""
 
     id: int
     range: KeyRange
     limits: CommitLimits
     # Partitions of one place share an engine write: "" in this process, the URL of a server elsewhere.
     place: str
-    # Whether one process serves the whole site: then `get_fresh` tells the read version of the site.
+    # Whether one process serves the whole site: then `get_fresh` returns the read version of the site.
     is_alone: bool
 
     @READS
@@ -96,8 +96,8 @@ class Partition(Protocol):
     def find(self, key: bytes, at: Version | None = None, end: bytes | None = None) -> Versioned | None:
         """The live record of a qualified key with its version and stamp.
 
-        With `end`, the record of the first key in `[key, end)`, which are of one namespace; None if one
-        look-up in this partition does not tell, and a scan has to.
+        With `end`, the record of the first key in `[key, end)`, which are of one namespace.  None may then
+        mean that one look-up in this partition does not find it, and that the caller has to scan.
         """
 
     @READS
@@ -110,8 +110,8 @@ class Partition(Protocol):
     ) -> AtomicAnswer:
         """The newest records of distinct qualified keys, for an atomic read of these and `among`.
 
-        With `at`, the newest at or below it, when no write there is still to come.  The keys may lie in any
-        partitions of this one's node.  Large values may leave only the first keys room in the answer.
+        With `at`, the newest at or below it, once no write there is still to come.  The keys may be in any
+        partitions of this one's node.  If values are large, the answer may have only the first keys.
         """
 
     def scan(
@@ -119,7 +119,7 @@ class Partition(Protocol):
     ) -> Iterator[list[tuple[bytes, bytes]]]:
         """The live (user key, value) pairs of one namespace as of a version, page by page.
 
-        A page may be empty.  `rows_max` says how many rows will be read at most, so that no more are
+        A page may be empty.  `rows_max` is the number of rows that the caller wants, so that hardly more are
         prepared; there may be a few more.
         """
 
@@ -129,8 +129,8 @@ class Partition(Protocol):
         """The newest record at or below `at` of each key of a range of one namespace, in order of keys.
 
         Columns as in `codec/columns.py`: key, version, partition, value as stored.  Tombstones and records
-        that have expired by `at` come only with `dead`.  If `content` is not whole, the stored records hold
-        no values, and a column more has digests.  A batch may be empty.
+        that have expired by `at` are included only with `dead`.  If `content` is not whole, the stored
+        records have no values, and a further column has digests.  A batch may be empty.
         """
 
     @WRITES
@@ -139,10 +139,10 @@ class Partition(Protocol):
 
     @WRITES
     def merge(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
-        """Merge unstamped states into what distinct qualified keys hold, as one commit.
+        """Merge unstamped states into the records of distinct qualified keys, as one commit.
 
-        They get the stamp of the commit.  What the change log then holds is what was written and no more,
-        so that it can be merged at another site as well.
+        They get the stamp of the commit.  The change log holds the written states and not the merged records,
+        so that another site can merge them as well.
         """
 
     @WRITES
@@ -156,14 +156,15 @@ class Partition(Protocol):
         reads: ReadSet | None = None,
         transaction: str = "",
     ) -> Version:
-        """Store encoded values, and merge unstamped states, as one commit; its version.
+        """Store encoded values, and merge unstamped states, as one commit; returns its version.
 
-        The keys may lie in any partitions of this one's node; PartitionMoved if another node has one.  With
-        `batch` the records and changes carry the mark of an atomic batch.  Conflict if anything of `reads`
-        was written after it was read.
+        The keys may be in any partitions of this one's node; raises PartitionMoved if another node has one.
+        With `batch` the records and changes carry the mark of an atomic batch.  Raises Conflict if anything
+        of `reads` was written after it was read.
 
-        With the id of a `transaction` (`model/batch.py`), `ask_prepared` tells the outcome by the first key.
-        The id commits once: the version is returned again.  Raises TransactionEnded if it was refused.
+        With the id of a `transaction` (`model/batch.py`), `ask_prepared` returns the outcome, by the first
+        key.  An id commits once: a repeated call returns the same version.  Raises TransactionEnded if it was
+        refused.
         """
 
     @WRITES
@@ -175,9 +176,9 @@ class Partition(Protocol):
 
     @WRITES
     def delete_unchanged(self, keys: Sequence[bytes], since: Version, *, durable: bool) -> int:
-        """Delete those keys that were not written after `since`, as one commit; how many.
+        """Delete the keys that were not written after `since`, as one commit; returns how many.
 
-        The keys may lie in any partitions of this one's node.
+        The keys may be in any partitions of this one's node.
         """
 
     @COPIES
@@ -191,32 +192,31 @@ class Partition(Protocol):
     ) -> Version:
         """Store encoded values that carry their origin, as one commit, where they win.
 
-        Their keys lie in any partitions of the same node.  With `link`, they are refused if the link has
-        moved on by the time of the commit.  A value whose stamp is not above the stamp of what is there is
-        left out, and a state is merged with what is there, so applying twice, or late, changes nothing.  The
-        version of the commit; 0 if nothing was left to store.
+        The keys may be in any partitions of this one's node.  With `link`, the values are refused if the link
+        has moved on by the time of the commit.  A value is left out unless its stamp is above that of the
+        stored record, and a state is merged into the stored one, so applying a value again, or late, changes
+        nothing.  Returns the version of the commit; 0 if nothing was left to store.
         """
 
     @LOADS
     def load(self, keys: Sequence[bytes], values: Sequence[bytes], *, durable: bool) -> Version:
-        """`apply` without a trace in the change log, for what all who read that have heard of already.
+        """`apply` without rows in the change log, for values that all its readers know already.
 
-        A site that joins from a backup of another, or comes back from its own, holds then what it would hold
-        if it had been there all the time, and no reader is told of it as if it were new.
+        A site that joins from a backup of another, or is restored from its own, then has the records that it
+        would have if it had been there all the time, and no reader gets them as new changes.
         """
 
     @UNCHANGED
     def put_unchanged(
         self, keys: Sequence[bytes], values: Sequence[bytes], since: Version, *, durable: bool
     ) -> int:
-        """Store encoded values, as one commit, under those keys that were not changed since a version.
+        """Store encoded values, as one commit, under the keys that were not changed since a version.
 
-        The keys may lie in any partitions of this one's node.
-        A key is changed if the stamp of its newest record, dead or alive, lies above `since`; the clock is
-        moved past `since` first, so what is stored here counts as changed.  How many were stored.
-        A call that is repeated counts only what the last one stored.
-        A deletion that garbage collection has removed is not known any more.  Of unstamped states of fields,
-        those fields are written that were not changed; those of counters are refused.
+        The keys may be in any partitions of this one's node.  A key is changed if the stamp of its newest
+        record, dead or alive, is above `since`; the clock is moved past `since` first, so the values stored
+        here count as changed.  Returns how many were stored; a repeated call counts only those of the last
+        attempt.  A deletion that garbage collection has removed is not known any more.  Of an unstamped state
+        of fields, the fields that were not changed are written; states of counters are refused.
         """
 
     @STEPS
@@ -231,7 +231,7 @@ class Partition(Protocol):
         waits: bool = True,
         batch: bool = False,
     ) -> Version:
-        """Store an invisible write of a transaction or a batch under distinct qualified keys; its version p.
+        """Store an invisible write of a transaction or a batch under distinct qualified keys; returns p.
 
         Repeating it has no effect.  A transaction or batch commits at the highest p of all its partitions.
         Raises Retryable if another transaction has prepared a write on one of the keys, and does not end it
@@ -240,29 +240,28 @@ class Partition(Protocol):
 
         An atomic batch (`model/batch.py`) conflicts with no other write, and its values may all carry their
         origins.  `siblings` names its partitions, each by the first key that the batch writes there, this one
-        included.  `members` may name all its keys, which serves atomic reads.  With `link`, copies are
-        refused if the link has moved on by the time of the prepare.  Of a batch that is committed here
-        already the commit version is returned.  Raises TransactionEnded if the batch is refused here or
-        its id is too old.
+        included.  `members` may name all its keys, for atomic reads.  With `link`, copies are refused if the
+        link has moved on by the time of the prepare.  If the batch is committed here already, returns the
+        commit version.  Raises TransactionEnded if the batch is refused here or its id is too old.
         """
 
     @STEPS
     def commit_prepared(self, transaction: str, version: Version) -> bool:
-        """Make what a transaction or batch has prepared here a commit at a version; False if none is."""
+        """Commit the write that a transaction or batch has prepared here, at a version; False if none is."""
 
     @STEPS
     def abort_prepared(self, transaction: str, key: bytes | None = None) -> bool:
-        """Remove what a transaction or batch has prepared here; False if there is nothing.
+        """Remove the write that a transaction or batch has prepared here; False if there is none.
 
-        Only a batch that a sibling has refused may be aborted: others may be committed by a sibling.  A batch
-        is refused from then on.  `key` is its first key here, for a batch that may not have been prepared.
+        Abort a batch only if a sibling has refused it: else a sibling may commit it.  It is refused from then
+        on.  `key` is its first key here, for a batch that may not have been prepared.
         """
 
     @UNCHANGED
     def ask_prepared(self, transaction: str, key: bytes) -> "Fate":
-        """What has become of a batch or commit here, by its first key: UNDECIDED, at p, if it is prepared.
+        """The outcome of a batch or commit here, by its first key: UNDECIDED, at p, if it is prepared.
 
-        One that is not known here is refused in the same step: it can never be prepared or committed.
+        If it is unknown here, it is refused in the same step: it can never be prepared or committed.
         """
 
     @STEPS
@@ -273,15 +272,16 @@ class Partition(Protocol):
     def validate(self, transaction: str, reads: ReadSet, at: Version) -> None:
         """Raise Conflict if anything of `reads` was written at or below `at`, or is prepared by another.
 
-        No write at or below `at` comes afterwards, but those of the transaction itself.
+        Afterwards no write at or below `at` happens, except for those of the transaction itself.
         """
 
     @STEPS
     def reserve(self, transaction: str, within: KeyRange, at: Version | None = None) -> Version:
-        """Declare a range as written by a transaction that has prepared its writes; the version p.
+        """Declare a range as written by a transaction that has prepared its writes; returns a version p.
 
         Others that commit above p conflict if they have read it.  The transaction commits at or above p and
-        below `reserved_until(p)` (`partition/conflicts.py`).  With `at` it is told where, or 0 if nowhere.
+        below `reserved_until(p)` (`partition/conflicts.py`).  A second call passes its commit version as
+        `at`, or 0 if it is aborted.
         """
 
     @STEPS
@@ -297,11 +297,11 @@ class Partition(Protocol):
 
     @OPEN
     def resolved_version(self) -> Version:
-        """Every change at or below it is durable and published, and none will be added."""
+        """A version at or below which every change is durable and published, and none will be added."""
 
 
 class Decision(StrEnum):
-    """What has become of a transaction, as far as its prepared writes are concerned."""
+    """The decision on a transaction or batch, for its prepared writes."""
 
     COMMIT = "commit"
     ABORT = "abort"
@@ -309,21 +309,22 @@ class Decision(StrEnum):
 
 
 class Fate(NamedTuple):
-    """What the coordinator of a transaction answers; a commit has the version at which it applies."""
+    """A decision; that of a commit has the commit version."""
 
     decision: Decision
     version: Version = 0
 
 
-# Asked by readers and writers that meet a prepared write of a transaction.  It must not wait for a partition.
+# Returns the decision on a transaction, for readers and writers that find its prepared write.  It must not
+# wait for a partition.
 Settler = Callable[[str], Fate]
-# The same for an atomic batch, with the first keys of its partitions, which it may ask: none of them waits
-# for a prepared write while it answers.
+# Returns the decision on an atomic batch, by its id and the first keys of its partitions.  It may ask these:
+# no partition waits for a prepared write while it answers.
 BatchSettler = Callable[[str, Sequence[bytes]], Fate]
 
 
 class HoldKind(StrEnum):
-    """What can hold the resolved version back."""
+    """The causes that can hold the resolved version back."""
 
     COMMIT = "commit"
     """A round of commits at work, or one that failed and has not been recovered from."""
@@ -336,7 +337,7 @@ class HoldKind(StrEnum):
 
 
 class Hold(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that keeps the resolved version at or below `version`, for `age_ms` so far.
+    """A cause that keeps the resolved version at or below `version`, for `age_ms` so far.
 
     >>> print(Hold(kind=HoldKind.PREPARED, version=7, age_ms=2_500, transaction="0-9"))
     the prepared write of transaction 0-9 has held the resolved version at 7 for 2.5 s
@@ -379,7 +380,7 @@ class PartitionMap(Generic[Served_co]):
         while start < len(keys):
             partition = self.route(keys[start])
             last = partition.range.end
-            # At least one goes to it: a map that contradicts itself must not make this endless.
+            # At least one key: a map that contradicts itself must not make this loop endless.
             end = len(keys) if last is None else max(start + 1, bisect_left(keys, last, start))
             yield partition, slice(start, end)
             start = end
@@ -392,20 +393,20 @@ class PartitionMap(Generic[Served_co]):
 
 
 class PartitionMaps(Protocol):
-    """Where the present partition map is to be had."""
+    """A source of the present partition map."""
 
     @property
     def map(self) -> PartitionMap[Partition]:
-        """The map as it is known."""
+        """The map, as last loaded."""
 
     def refresh(self) -> None:
-        """Learn the map anew, after a partition refused with `PartitionMoved`."""
+        """Load the map again, after a partition refused with `PartitionMoved`."""
 
 
 class Owners(msgspec.Struct, frozen=True):
     """The nodes that serve a site: their URLs by number, the keeper, and the owner of each partition by id.
 
-    All is empty for a site of one process.  A partition without an owner is served where it is asked for.
+    All are empty for a site of one process.  A partition without an owner is served by any process.
     """
 
     nodes: Mapping[int, str] = {}
@@ -414,13 +415,14 @@ class Owners(msgspec.Struct, frozen=True):
 
 
 class LinkGuard(msgspec.Struct, frozen=True):
-    """What a stream of a link supposes: the positions that namespaces have, by their ids, for its source.
+    """The expectations of a link's stream: the positions of its source in namespaces, by their ids.
 
-    A batch that comes when a position has moved on is refused: what it brings is there already, and may have
-    been deleted since, without a trace.  So is one of an earlier life of the source, or of a source that was
-    removed: what the others have of that is being counted, and nothing may be added.
+    A batch that arrives after a position has moved on is refused: its changes are there already, and may have
+    been deleted and collected since.  So is a batch from an earlier incarnation of the source, or from a
+    source that was removed: the sites are determining which of its changes they have, and may add none.
 
-    `starts` says behind which version of the source all lies that is brought, where that is not the position.
+    `starts` has, by namespace, the version of the source after which all changes of the stream are, if that
+    is not the position.
     """
 
     source: int
@@ -456,7 +458,7 @@ class ApplyStream(msgspec.Struct, frozen=True, tag="apply"):
 
 @LOADS
 class LoadStream(msgspec.Struct, frozen=True, tag="load"):
-    """`ApplyStream` without a trace in the change log, to build a site up."""
+    """`ApplyStream` without rows in the change log, to fill a site that joins or is restored."""
 
     durable: bool
 
@@ -474,7 +476,7 @@ class GenerationStream(msgspec.Struct, frozen=True, tag="generation"):
 
 @UNCHANGED
 class PutUnchangedStream(msgspec.Struct, frozen=True, tag="put_unchanged"):
-    """A stream of writes; each is stored unless the newest stamp of its key lies above `since`."""
+    """A stream of writes; each is stored unless the newest stamp of its key is above `since`."""
 
     durable: bool
     since: Version
@@ -491,13 +493,13 @@ StreamCommand: TypeAlias = (
 
 
 class WriteStream(Protocol):
-    """Batches of writes on their way to a site, several at a time, acknowledged in order."""
+    """A stream of batches of writes to a site, several in flight at a time, acknowledged in order."""
 
     def send(self, rows: Mapping[bytes, bytes]) -> "Future[int]":
         """Commit encoded values under qualified keys, one commit per node.
 
-        The highest version, 0 if nothing was stored; of a stream that puts only what is unchanged since a
-        version, how many were stored.  Waits while too much is on its way.
+        The future's result is the highest version, 0 if nothing was stored; of a `PutUnchangedStream`, how
+        many values were stored.  Waits while too much is in flight.
         """
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What is stored under one version of one key."""
+"""Records: the content of one version of one key, and the answers of reads."""
 
 import msgspec
 
@@ -7,11 +7,11 @@ from floodmark.model.version import Version
 
 
 class Record(msgspec.Struct, frozen=True):
-    """A value or a tombstone, as one version of a key holds it.
+    """The value or tombstone of one version of a key.
 
-    `origin` is None where the record was first written at the site that holds it.  `stamps` are those of its
-    fields or of its counts, where the record is merged with others of its key.  `batched` tells that an
-    atomic batch wrote it.
+    `origin` is None at the site where the record was first written.  `stamps` is the body of the stamps of
+    its fields or counts, if the record is merged with others of its key.  `batched` is true if an atomic
+    batch wrote it.
     """
 
     value: bytes
@@ -22,7 +22,7 @@ class Record(msgspec.Struct, frozen=True):
     batched: bool = False
 
     def is_dead_at(self, physical_ms: int) -> bool:
-        """Whether a reader at this time finds nothing.  A record is gone in the second it expires in.
+        """Whether a reader at this time finds nothing.  A record is dead from its second of expiry on.
 
         >>> Record(b"x", expires_at=2).is_dead_at(1999), Record(b"x", expires_at=2).is_dead_at(2000)
         (False, True)
@@ -31,7 +31,7 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class Versioned(msgspec.Struct, frozen=True):
-    """A live record together with its history: when it was committed here, and where it came from."""
+    """A live record with the version of its commit at this site, and its stamp."""
 
     key: bytes
     value: bytes
@@ -43,7 +43,7 @@ class Versioned(msgspec.Struct, frozen=True):
 class AtomicRecord(msgspec.Struct, frozen=True, array_like=True):
     """The newest record of a key, as an atomic read needs it; version 0 if there is none.
 
-    `value` is None if the record is dead.  A `merged` record holds what several writes have added.
+    `value` is None if the record is dead.  A `merged` record contains the parts of several writes.
     """
 
     version: Version
@@ -54,19 +54,19 @@ class AtomicRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FreshValue(msgspec.Struct, frozen=True, array_like=True):
-    """The value of a key as of a fresh version, which is told with it."""
+    """The value of a key as of a fresh version, and that version."""
 
     version: Version
     value: bytes | None
 
 
 class AtomicAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """What a node answers to an atomic read.
+    """The answer of a node to an atomic read.
 
     Nothing at or below `resolved` was still to come when the first record was read.  `siblings` has the keys
-    of batches by their versions, as places in the keys and `among` of the request; a batch that is missing
-    above `resolved` is not known any more.  `swapped` is the version of the last swap that the node knows in
-    the namespaces of the keys and of `among`.
+    of batches by their versions, as places in the keys and `among` of the request; a batch above `resolved`
+    that is missing there is unknown to the node.  `swapped` is the version of the last swap that the node
+    knows in the namespaces of the keys and of `among`.
     """
 
     resolved: Version
@@ -76,7 +76,7 @@ class AtomicAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FoundRecord(msgspec.Struct, frozen=True):
-    """What a key holds at a site, dead or alive, and the digest of its content (`codec/thin.py`)."""
+    """The record of a key at a site, dead or alive, and the digest of its content (`codec/thin.py`)."""
 
     version: Version
     stored: bytes
@@ -84,7 +84,7 @@ class FoundRecord(msgspec.Struct, frozen=True):
 
 
 class Repair(msgspec.Struct, frozen=True):
-    """A record that a key is to have, if it still has the version that was seen; 0 if it had none."""
+    """A record to store under a key, if the key still has the version `seen`; 0 stands for no record."""
 
     key: bytes
     seen: Version

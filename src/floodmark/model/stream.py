@@ -1,7 +1,7 @@
-"""A stream of changes as it travels: what is asked for, and the batches that come.
+"""Streams of changes: the request, and the batches of the answer.
 
-Batches hold columns of stored bytes and nothing decoded, so that a batch goes from the change log into a
-process, or over a wire and into one, without work for each change on the way.
+Batches hold columns of stored bytes and nothing decoded, so that a batch gets from the change log to a
+reader, also over a wire, without work for each change.
 """
 
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ from floodmark.model.version import Version
 
 
 class OnGeneration(StrEnum):
-    """The reaction of a stream of changes to a data set that was published in the place of what it read."""
+    """The reaction of a stream of changes to a data set that replaces the records that it has read."""
 
-    # GenerationSwapped.
+    # Raise GenerationSwapped.
     FAIL = "fail"
-    # A marker, and what is different: puts and deletes at the version of the swap.
+    # Deliver a marker and the difference: puts and deletes at the version of the swap.
     DIFFERENCE = "difference"
-    # A marker, and all records of the new generation.
+    # Deliver a marker, and all records of the new generation.
     SNAPSHOT = "snapshot"
 
 
@@ -35,10 +35,10 @@ SWAP_PLACE_BYTES: Final = len(_SWAP) + 1
 
 
 class SwapPlace(NamedTuple):
-    """A place within what comes at a swap, behind a qualified key; without one, behind the marker.
+    """A place within the changes of a swap, after a qualified key; without a key, after the marker.
 
-    It is written where a place in a snapshot has its key.  Its version is the last before the swap, so a
-    reader that looks at nothing else begins again with the marker.
+    It is encoded in the place of a snapshot's key.  Its version is the last before the swap, so a reader that
+    uses only the version begins again with the marker.
 
     >>> SwapPlace.decode(SwapPlace(OnGeneration.DIFFERENCE, b"ada").encode())
     SwapPlace(way=<OnGeneration.DIFFERENCE: 'difference'>, key=b'ada')
@@ -63,9 +63,9 @@ class SwapPlace(NamedTuple):
 
 
 def order_places(version: Version, snapshot: bytes | None) -> tuple[Version, int, bytes]:
-    """What sorts places in a stream: a snapshot at a version comes before the changes above it.
+    """A sort key for places in a stream: a snapshot at a version precedes the changes above that version.
 
-    What comes at a swap comes after the changes before it.
+    The changes of a swap follow the changes at or below the version before it.
 
     >>> order_places(7, b"") < order_places(7, b"ada") < order_places(7, None) < order_places(8, None)
     True
@@ -78,7 +78,7 @@ def order_places(version: Version, snapshot: bytes | None) -> tuple[Version, int
 
 
 class Way(StrEnum):
-    """How a reader gets on: from memory, from the change log, by scanning all versions, or by a snapshot."""
+    """The source of a reader's changes: memory, the change log, a scan of all versions, or a snapshot."""
 
     TAIL = "tail"
     LOG = "log"
@@ -87,23 +87,23 @@ class Way(StrEnum):
 
 
 class ChangesRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Which changes a reader wants: those of qualified keys in `(since, until]`.
+    """The changes that a reader wants: those of qualified keys in `(since, until]`.
 
     Without `until` the stream ends at the present, or never if it follows.  `namespace` is the id of the
-    one namespace that the keys are in; None means all of them.  `own` leaves out what came from other sites.
+    one namespace that the keys are in; None means all of them.  `own` leaves out changes from other sites.
 
     Where records are merged, a change wrote only a part of one.  Its value is the whole record as it was
-    then; with `partial` it is what was written, to be merged elsewhere.  Who catches up by scanning gets
-    whole records in both cases.
+    then; with `partial` it is the written part, to be merged elsewhere.  A reader that catches up by a scan
+    gets whole records in both cases.
 
     With `keys_only` all values are empty, for readers that need only the keys that changed.
 
-    With `snapshot` the stream begins with the records that live at `since`, in order of keys, and goes on
-    with the changes above it.  The bytes are the qualified key behind which the snapshot begins; empty for
+    With `snapshot` the stream begins with the records that live at `since`, in order of keys, and continues
+    with the changes above it.  The bytes are the qualified key after which the snapshot begins; empty for
     all of it.  So a place in a stream is a version and, within a snapshot, a key.
 
-    `on_generation` says how the stream goes on where a data set was published.  A stream that begins within
-    what comes there, at a `SwapPlace`, goes on with that first.
+    `on_generation` is the reaction of the stream to a published data set.  A stream that begins at a
+    `SwapPlace`, within the changes of a swap, continues with these first.
     """
 
     keys: KeyRange = KeyRange()
@@ -124,15 +124,15 @@ class ChangesRequest(msgspec.Struct, frozen=True, kw_only=True):
 class ChangeBatch:
     """Some changes in commit order, column by column.
 
-    `keys` are qualified and `values` as stored.  `befores` holds what was stored under each key before
-    the change, if that was asked for.  With this batch and those before it, the reader has every change
-    at or below `through`, and none above: it is where to go on from.  So a batch never ends inside a commit,
-    whatever partitions that lies in.  Within a commit, changes stand in order of keys.
+    `keys` are qualified and `values` as stored.  `befores` has the stored record of each key before the
+    change, if that was asked for.  With this batch and those before it, the reader has every change at or
+    below `through`, and none above: the stream can continue from there.  So a batch never ends inside a
+    commit, whatever partitions the commit is in.  Within a commit, changes are in order of keys.
 
-    A batch with `snapshot` holds records as of version `through` instead, with the versions at which they
-    were committed.  The reader has those up to the qualified key `snapshot`, and goes on from both.  The
-    first batch without it says that the snapshot is complete.  At a `SwapPlace` the records are those that
-    come at the swap, whose version follows `through`.
+    A batch with `snapshot` has records as of version `through` instead, with the versions at which they were
+    committed.  The reader has those up to the qualified key `snapshot`, and continues from the two.  The
+    first batch without it means that the snapshot is complete.  At a `SwapPlace` the records are those of the
+    swap, whose version follows `through`.
     """
 
     through: Version

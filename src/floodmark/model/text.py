@@ -1,7 +1,7 @@
 """Text for people and programs: bytes, durations, versions and moments on a command line or in an option.
 
-A key or a value is UTF-8 text, or hexadecimal behind `0x`.  A version is a number, or the moment in ISO 8601
-that names it; without a time zone it is refused, for two readers would take it for two moments.
+A key or a value is UTF-8 text, or hexadecimal after `0x`.  A version is a number, or a moment in ISO 8601; a
+moment without a time zone is refused, because it is ambiguous.
 """
 
 import re
@@ -90,7 +90,7 @@ def read_at(text: str) -> Version:
 
 
 def json_bytes(name: str, data: bytes | None) -> dict[str, str | None]:
-    """Bytes for programs: one field, whose name says how it is written.
+    """Bytes for programs: one field, whose name shows how they are encoded.
 
     >>> json_bytes("key", b"ada"), json_bytes("key", bytes([255])), json_bytes("value", None)
     ({'key': 'ada'}, {'key_base64': '/w=='}, {'value': None})

@@ -3,8 +3,8 @@
     OPEN ──> COMMITTING ──> COMMITTED
       └────> ABORTING ────> ABORTED
 
-There is no other way.  The step out of OPEN is one record in the coordinator's log, and nothing takes it
-back; what follows is only a matter of telling the participants.
+There are no other transitions.  The step out of OPEN is one record in the coordinator's log, and final; after
+it the coordinator only sends the decision to the participants.
 """
 
 from enum import StrEnum
@@ -16,7 +16,7 @@ from floodmark.model.version import Version
 
 
 class TransactionState(StrEnum):
-    """How far a transaction is."""
+    """The state of a transaction."""
 
     OPEN = "open"
     COMMITTING = "committing"
@@ -26,17 +26,17 @@ class TransactionState(StrEnum):
 
 
 class ParticipantKind(StrEnum):
-    """What can have a part in a transaction."""
+    """The kinds of participants of a transaction."""
 
     PARTITION = "partition"
     SUBSCRIPTION = "subscription"
 
 
 class Participant(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """Something that has a part in a transaction.
+    """A participant of a transaction.
 
-    A subscription is known by its name.  Partitions are split and merged, keys stay: a partition is known by
-    a qualified key that the transaction writes there, in hexadecimal.
+    A subscription is identified by its name.  Partitions are split and merged, so a partition is identified
+    by a qualified key that the transaction writes there, in hexadecimal.
     """
 
     kind: ParticipantKind
@@ -44,7 +44,7 @@ class Participant(msgspec.Struct, frozen=True, array_like=True, order=True):
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """A participant that has not done its part yet, and what it said when it was last told."""
+    """A participant that has not confirmed yet, and the error of the last attempt."""
 
     participant: Participant
     attempts: int
@@ -52,7 +52,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransactionStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """A transaction at this moment; `wrote` says whether a partition has a part in it."""
+    """A transaction at this moment; `wrote` is true if a partition takes part."""
 
     id: str
     coordinator: int
@@ -67,9 +67,9 @@ class TransactionStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransactionOutcome(msgspec.Struct, frozen=True):
-    """How a transaction has ended, and the version of a commit.
+    """The outcome of a transaction, with the version of a commit.
 
-    An aborted one is never committed later.  The outcome is unknown when the site has forgotten it.
+    An aborted transaction is never committed later.  The outcome is unknown once the site has forgotten it.
     """
 
     state: Literal["committed", "aborted", "unknown"]

@@ -5,9 +5,8 @@
     |  physical: unix milliseconds (46) |   counter (18)   |
     +-----------------------------------+------------------+
 
-The same kind of number says when a change was committed, how far a feed has read, at which moment a
-snapshot is taken and what garbage collection may remove.  It is never 0, so 0 can mean "before
-everything".
+The same kind of number is the commit version of a change, the checkpoint of a feed, the moment of a snapshot
+and the bound of garbage collection.  It is never 0, so 0 can mean "before everything".
 """
 
 from datetime import UTC, datetime
@@ -37,7 +36,7 @@ def compose(physical_ms: int, logical: int) -> Version:
 
 
 def split(version: Version) -> tuple[int, int]:
-    """Take a version apart into unix milliseconds and counter.
+    """Split a version into unix milliseconds and counter.
 
     >>> split(411225436913926252)
     (1568700549751, 108)
@@ -53,7 +52,7 @@ def physical_ms(version: Version) -> int:
 def version_at(moment: datetime) -> Version:
     """The last version of the millisecond of `moment`: reading there sees all that was written in it.
 
-    A moment without a time zone is refused, for two sites would read two different things into it.
+    Raises ValueError for a moment without a time zone, which is ambiguous.
 
     >>> split(version_at(datetime(2020, 1, 1, tzinfo=UTC)))
     (1577836800000, 262143)

@@ -1,7 +1,7 @@
-"""The part of a node in an atomic read (`routing/atomic.py` has the rest).
+"""The node's side of an atomic read; `routing/atomic.py` has the reader's.
 
-The resolved version is taken **before** the first record is read.  So a record above it that an answer lacks
-may have come meanwhile, and one at or below it cannot have.
+The resolved version is taken **before** the first record is read.  So an answer can lack only records above
+it, written meanwhile, and none at or below it.
 """
 
 from collections.abc import Callable, Sequence
@@ -53,11 +53,11 @@ def read_batches(
         if present is shown(engine):
             break
     for partition in partitions:
-        # Of one that was given away meanwhile, the new owner may still write below what was resolved here.
+        # If a partition was given away meanwhile, its new owner may still write below `resolved`.
         require_served(partition)
     if at is not None:
         for namespace in {key[:NAMESPACE_BYTES] for key in keys}:
-            # Garbage collection may have passed while the records were read.
+            # Garbage collection may have run while the records were read.
             require_kept(namespace, at)
     # Within one answer, nothing at or below its resolved version can be missing.
     known = 0 if among or len(records) < len(keys) else resolved
@@ -72,10 +72,10 @@ def read_together(
 
     The rows end soon after `bytes_max` bytes.  Waits for nothing, so it may be called in a round.
 
-    If a row is newer than what was settled before, its commit may have written others after they were read.
-    Then all are read again, as of the newest one.  A commit is one engine write, and a round writes in the
-    order of versions, so all at or below that version can be read by then.  Exceptions are copies that a link
-    brings, and batches over several nodes.
+    If a row is above the resolved version, its commit may have written other keys after they were read.
+    Then all are read again, as of the newest row.  A commit is one engine write, and a round writes in the
+    order of versions, so every record at or below that version can be read by then, except for copies that
+    a link applies and for batches over several nodes.
     """
     engine, settled = pinned(engine), _resolve(committer, clock, keys)
     rows = _read_rows(engine, keys, None, bytes_max)
@@ -98,7 +98,7 @@ def _read_rows(engine: Engine, keys: Sequence[bytes], at: Version | None, bytes_
 def _read(
     engine: Engine, keys: Sequence[bytes], at: Version | None, site: int, now_ms: int
 ) -> list[AtomicRecord]:
-    """The records of the first keys, as many as an answer has room for."""
+    """The records of the first keys; they end soon after `PAGE_BYTES_MAX` bytes."""
     records: list[AtomicRecord] = []
     size = 0
     while len(records) < len(keys) and size <= PAGE_BYTES_MAX:
@@ -112,7 +112,7 @@ def _read(
 
 
 def _resolve(committer: Committer, clock: HybridClock, keys: Sequence[bytes]) -> Version:
-    """Nothing at or below it is still to be written to some keys; unsynced commits are written."""
+    """A version up to which all commits to the keys are written, though perhaps not synced."""
     version = clock.latest
     # In this order: a round enters its prepared writes before it removes its own floor.
     floor = committer.floors.round
@@ -147,7 +147,7 @@ def _find_siblings(
     keys: Sequence[bytes],
     among: Sequence[bytes],
 ) -> dict[Version, list[int]]:
-    """Which keys belong to the batches that wrote some records above a version."""
+    """By version of each batch above `known` that wrote a record: the places of its keys in both lists."""
     siblings: dict[Version, list[int]] = {}
     for record in records:
         version = record.version

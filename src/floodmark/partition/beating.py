@@ -1,8 +1,8 @@
 """Writes the heartbeats of a node, and those of its site if several nodes serve it.
 
-A node of several ends its heartbeats at versions that all nodes have in common, so that they can be added
-(`summing.py`).  A partition that was taken over with its log is counted apart: its log ends with a heartbeat
-for the account of the node that has counted it before.
+Where several nodes share an engine, they end their heartbeats at the same versions, so that the sums can be
+added (`summing.py`).  A partition that was taken over with its log is counted apart: its log ends with a
+heartbeat for the account of the node that counted it before.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +43,7 @@ class BeatingNode(Protocol):
 
 
 class Heartbeats:
-    """Counts the changes of a node's partitions, and tells the sums in heartbeats."""
+    """Counts the changes of a node's partitions, and writes the sums into heartbeats."""
 
     def __init__(
         self, node: BeatingNode, committer: Committer, clock: HybridClock, retention: Retention
@@ -61,7 +61,8 @@ class Heartbeats:
     def write(self) -> Heartbeat:
         """Write a heartbeat, which also syncs earlier asynchronous writes.
 
-        Of several nodes, the owner of the first partition writes the site's heartbeat too, and returns it.
+        If several nodes serve the site, the owner of the first partition also writes the site's heartbeat,
+        and returns that one.
         """
         node, committer = self._node, self._committer
         with node.storage.settled():
@@ -80,24 +81,24 @@ class Heartbeats:
         return (self._write_for_site() if node.number else None) or beats[0]
 
     def _find_end(self, resolved: Version) -> Version:
-        """The version through which the next heartbeat counts: one at which those of other nodes end too.
+        """The version through which the next heartbeat counts; the heartbeats of other nodes end there too.
 
         On an engine that is not shared, readers see the heartbeat itself: it does not end below the seal of a
-        log, whose heartbeat has counted all changes up to there.  A prepared write may hold the resolved
-        version back that long; until then the last heartbeat stands.  `LogAccount.may_end` holds this rule
-        for several nodes.
+        log, whose heartbeat has counted all changes up to there.  While a prepared write holds the resolved
+        version below a seal, the end does not advance.  `LogAccount.may_end` has this rule for several nodes.
         """
         node = self._node
         if not node.number and any(log.sealed_at and log.sealed_at > resolved for log in node.logs):
             return self._counted_through
         is_alone = all(row.node == node.number for row in node.rows)
-        # A partition that came with prepared writes holds the resolved version back, and is counted apart.
+        # A partition taken over with prepared writes holds the resolved version back, and is counted apart.
         return max(resolved if is_alone else align(resolved), self._counted_through)
 
     def _write_for_site(self) -> Heartbeat | None:
         """Write the heartbeat of the site, if this node owns the first partition, and return it.
 
-        That partition is not resolved up to the heartbeat before it is stored, and so the site is not.
+        The resolved version of that partition, and so of the site, reaches the heartbeat only once it is
+        stored.
         """
         node = self._node
         if not self._owns_first():
@@ -129,7 +130,7 @@ class Heartbeats:
         return [each for each in self._node.map.partitions if not each.retired and each.id not in inherited]
 
     def inherited(self) -> Mapping[int, tuple[int, Version]]:
-        """The partitions that were taken over with their logs: which node has counted these, and how far."""
+        """By id of each partition taken over with its log: the node that counted it before, and how far."""
         return {
             row.id: row.counted
             for row in self._node.rows

@@ -1,4 +1,4 @@
-"""Group commit: the first thread writes for all threads that come while the disk is busy.
+"""Group commit: the first thread writes for all threads that arrive while the disk is busy.
 
 A thread that finds the turn free leads a round: it mints versions, writes the data and the change-log rows of
 every waiting commit in one engine batch, syncs once, and passes the turn on.  There is no committer thread,
@@ -8,8 +8,8 @@ because a hand-over costs more than a commit.
 that the round writes lies above the floor, and the resolved version stays at it until the round is durable.
 `resolved_version` mints a version *first* and reads the floor *second*: a round that it misses mints above.
 
-**The catalog** may be changed by another node that shares the engine.  Such a round is refused whole; by then
-the engine has loaded the catalog, and the round is run again, so that no caller learns of it.
+**The catalog** may be changed by another node that shares the engine.  The engine then refuses the whole
+round and loads the catalog, and the round is run again; no caller sees an error.
 
 **Failure.**  If storage fails, the round recovers the engine and reads which of its commits are there.  Only
 if that fails too are outcomes unknown; the floor then stays (`storage.py`).
@@ -68,9 +68,9 @@ Complete: TypeAlias = Callable[[Version], tuple[CommittingPartition, bytes, byte
 
 # How often a round is run again because another node changes the catalog.
 CATALOG_CHANGES_MAX: Final = 10
-# Of a commit with more keys, a round does not remember which they are.
+# A round does not record the keys of a commit that has more.
 SHOWN_KEYS_MAX: Final = 32
-# How far the floor of a round may lie behind the present for readers to read there.
+# The age up to which readers read at the floor of a round.
 FLOOR_AGE_MAX: Final = compose(100, 0)
 
 
@@ -82,7 +82,7 @@ class EngineBatch:
         self._engine = storage.engine
         self._rows: list[Iterable[WriteRow]] = []
         self._count = self._bytes = 0
-        # The keys of the rows; None if they are many or not known.  What reads others need not see the rows.
+        # The keys of the rows; None if many or unknown.  A commit of other keys need not see the rows.
         self._keys: set[bytes] | None = set()
 
     def add(self, rows: Iterable[WriteRow], count: int, size: int, keys: Sequence[bytes] | None) -> None:
@@ -167,7 +167,7 @@ class Committer:
     ) -> Version:
         """`commit` of one key, in the same steps but without lists, while no thread waits.
 
-        A key that holds its version is known when that is minted, by `complete`; 0 if it takes a round.
+        `complete` builds a key that contains its version, once that is minted; 0 if it must take a round.
         """
         turn, clock, storage = self._turn, self._clock, self._storage
         tally: CommitTally = (0, b"", 0, 0, True)
@@ -266,15 +266,15 @@ class Committer:
     def read_version(self) -> Version:
         """The version at which a reader sees every acknowledged write.
 
-        While a round is at work it is the round's floor, so that no reader waits for a sync: the commits of
-        the round are not acknowledged yet.  A floor of an idle time is too old to judge expiry by.
+        While a round is running it is the round's floor, so that no reader waits for a sync: the commits of
+        the round are not acknowledged yet.  After an idle time that floor is too old to judge expiry by.
 
         Reads go on while nothing can be written: then no version is minted, and the writes of a failed round
         are left out.
         """
         version = self._clock.latest
         try:
-            # One of this millisecond will do; readers that all mint would wait for each other at the clock.
+            # A version of this millisecond is enough; if every reader minted, they would queue at the clock.
             if physical_ms(version) < self._clock.time_source():
                 version = self._clock.now()
         except ClockSkew:
@@ -347,7 +347,7 @@ class Committer:
     # The round
 
     def lead(self, *commits: Commit) -> None:
-        """Run a round for some commits and those that wait.  The caller holds the turn."""
+        """Run a round for these commits and the waiting ones.  The caller holds the turn."""
         batch = [*commits]
         try:
             if self._turn.line:
@@ -606,7 +606,7 @@ def _forget(tail: LiveTail, clock: HybridClock) -> None:
 
 
 def late() -> StaleLink:
-    """The error for changes of a link that has moved on while they were written."""
+    """The error for changes of a link that moved on while they were being written."""
     return StaleLink(
         "the link moved on, or garbage collection passed it, while its changes were written. Plan the step "
         "again"

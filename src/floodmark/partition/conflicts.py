@@ -11,8 +11,8 @@ above p and has read below `until`, a moment later.  The commit version must lie
 coordinator then tells the nodes the version, or that there is none; if it does not, some transactions of that
 moment conflict without need.
 
-The rows let another node take over, and a node restart.  They are removed when no transaction that is not too
-old can have read below them.
+The rows survive restarts, and takeovers by other nodes.  They are removed once every transaction that can
+have read below them is too old to commit.
 """
 
 from bisect import bisect_left
@@ -60,12 +60,12 @@ def check_write_conflicts(count: int) -> None:
 
 
 def reserved_until(version: Version) -> Version:
-    """Up to where ranges conflict that were reserved at a version."""
+    """The version below which reads conflict with ranges that were reserved at `version`."""
     return version + (RESERVED_MS << COUNTER_BITS)
 
 
 class WriteConflicts:
-    """The ranges that a node knows of.  Those of a round are added in the turn; threads look at copies."""
+    """The declared ranges of a node.  A round adds its ranges in the turn; other threads iterate copies."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -73,7 +73,7 @@ class WriteConflicts:
         self.load()
 
     def load(self) -> None:
-        """Load the ranges from the engine; those of a round at work are not there yet."""
+        """Load the ranges from the engine; those of a running round are not there yet."""
         found: dict[Version, Declared] = {}
         for key, stored in scan_rows(self._engine, META, CONFLICTS, CONFLICTS + b"\xff" * 9):
             version = int.from_bytes(key[len(CONFLICTS) :], "big")
@@ -81,7 +81,7 @@ class WriteConflicts:
         self._declared = found
 
     def add(self, version: Version, declared: Declared) -> WriteRow:
-        """Add ranges at a version; the row that stores them.  Raises Retryable if there is no room."""
+        """Add ranges at a version; returns the row that stores them.  Raises Retryable without room."""
         self._forget_below(version - (_KEPT_MS << COUNTER_BITS))
         held = sum(len(each.ranges) for each in list(self._declared.values()))
         if held + len(declared.ranges) > WRITE_CONFLICTS_HELD_MAX:
@@ -93,7 +93,7 @@ class WriteConflicts:
         return META, _row_key(version), msgspec.msgpack.encode(declared)
 
     def decide(self, transaction: str, at: Version) -> None:
-        """Let the reserved ranges of a transaction conflict up to its version, or not at all if that is 0."""
+        """Limit the conflicts of a transaction's reserved ranges to its commit version; 0 ends them all."""
         for declared in list(self._declared.values()):
             if declared.transaction == transaction:
                 declared.until = at
@@ -126,7 +126,7 @@ class WriteConflicts:
         return (CONFLICTS, _row_key(before)) if self._forget_below(before) else None
 
     def _forget_below(self, version: Version) -> bool:
-        """Forget what was declared below a version; whether there was any."""
+        """Forget the ranges declared below a version; returns whether there were any."""
         old = [at for at in list(self._declared) if at < version]
         for at in old:
             self._declared.pop(at, None)

@@ -50,5 +50,5 @@ class CommitCounting:
             self._tallies_max = max(TALLIES_MAX, 2 * len(writer.tallies))
 
     def lose(self) -> None:
-        """Let the next heartbeat say that it proves nothing: commits may be uncounted."""
+        """Make the next heartbeat unchecked, since commits may be uncounted."""
         self.uncounted_through = self._clock.latest

@@ -1,11 +1,11 @@
 """Commits over any keys of a node that are decided inside their round, when all earlier commits can be read.
 
-The caller's function reads what it needs and answers what is to be written.  No other commit comes between,
-so a counter that is read and written here is exact, and a condition still holds.
+The caller's function reads what it needs and returns what to write.  No other commit comes between, so a
+counter that is read and written here is exact, and a condition that was checked still holds.
 
-**One node, one round.**  All partitions of a node share its engine and its committer.  So what lies in
-several of them is one commit: one version, and one atomic engine write with a change-log row for each
-partition.  It is never cut: what the engine does not take in one write is refused.  An atomic batch is such a
+**One node, one round.**  All partitions of a node share its engine and its committer.  So writes to several
+of them are one commit: one version, and one atomic engine write with a change-log row for each partition.
+It is never cut: a commit that the engine does not take in one write is refused.  An atomic batch is such a
 commit whose records carry a mark (`codec/values.py`); its id is its version.
 """
 
@@ -56,12 +56,12 @@ class DecidingPartition(Partition, PreparingWriter, SettlingPartition, Protocol)
 
 
 Serving: TypeAlias = Callable[[], PartitionMap[DecidingPartition]]
-# Checks the rows of one partition; how they are decided in the round.
+# Checks the rows of one partition; returns the function that decides about them in the round.
 Plan: TypeAlias = Callable[[DecidingPartition, Sequence[bytes], Sequence[bytes]], Decide]
 
 
 class Part(NamedTuple):
-    """What a commit writes to one of its partitions."""
+    """The writes of a commit to one of its partitions."""
 
     partition: DecidingPartition
     writes: Writes
@@ -69,10 +69,11 @@ class Part(NamedTuple):
 
 
 class Decided(RoundStep):
-    """A commit that is decided in its round.  Prepared writes `on` its keys are in `blocking`: then nothing
-    was decided, and the caller settles them before it tries again with another step.
+    """A commit that is decided in its round, unless prepared writes block it: these are in `blocking` then,
+    and the caller settles them before it tries again with another step.
 
-    Without `on` the commit depends on no key, and only those block it that its states would crowd.
+    Prepared writes on the keys `on` block it.  Without `on` the decision depends on no key, and only
+    prepared writes that its states would crowd block it.
     """
 
     is_commit = True
@@ -98,10 +99,10 @@ class Decided(RoundStep):
         self._on = on
         self._decision = decide
         self._is_batch = batch
-        # Whether what is decided was checked before, outside of the round.
+        # Whether the writes were checked before, outside of the round.
         self._is_checked = checked
         self._named = named
-        # What it declares as written.
+        # The ranges that it declares as written.
         self._conflicts = conflicts
         self._parts: list[Part] = []
 
@@ -151,7 +152,7 @@ class Decided(RoundStep):
         return self._encode(keys, values, serving, mint())
 
     def _is_blocked(self) -> bool:
-        """Whether something is prepared on the keys that the decision depends on."""
+        """Whether there are prepared writes on the keys that the decision depends on."""
         prepared = self._committer.prepared
         if self._on is not None and prepared.floor is not None:
             self.blocking = prepared.on(self._on)
@@ -186,7 +187,7 @@ class Decided(RoundStep):
         if any(writes.logged is not None for _, writes in parts):
             if self._is_crowding(parts):
                 return ()
-            # The values fit, but what they are merged into may be too much for one write.
+            # The values fit, but the records that they are merged into may be too large for one write.
             storage.require_fitting(rows)
         if self._named is not None:
             rows.append(self._named.row(version))
@@ -205,7 +206,7 @@ class Decided(RoundStep):
         return merged
 
     def _is_crowding(self, parts: Sequence[tuple[DecidingPartition, Writes]]) -> bool:
-        """Whether prepared writes below would have too much to rewrite when they commit: then they block."""
+        """Whether prepared writes block, since they would have too much to rewrite above them at commit."""
         prepared = self._committer.prepared
         if self._on is None and prepared.floor is not None:
             for partition, writes in parts:
@@ -245,7 +246,7 @@ class Decided(RoundStep):
 
 
 def commit_decided(committer: Committer, make: Callable[[], Decided]) -> Decided:
-    """Run a decided commit, and settle what blocks it; the step that was taken."""
+    """Run a decided commit, settling the prepared writes that block it; returns the step that ran."""
     for _ in range(SETTLES_MAX):
         step = make()
         committer.commit(step)
@@ -256,7 +257,7 @@ def commit_decided(committer: Committer, make: Callable[[], Decided]) -> Decided
 
 
 class PartedCommit(Decided):
-    """A commit over several partitions, each of which decides what of its part is written."""
+    """A commit over several partitions, each of which decides which of its rows are written."""
 
     def __init__(
         self,
@@ -280,7 +281,7 @@ class PartedCommit(Decided):
         if self._is_blocked():
             return ()
         if self._link is not None:
-            # Before the records are read: what is removed after that moves a guard.
+            # Before the records are read: a removal after that moves a guard.
             self.guards = storage.entrance.admit(self._link)
         decided = [(partition, decide(mint)) for partition, decide in self._planned]
         parts = [(partition, writes) for partition, writes in decided if writes is not None]
@@ -303,9 +304,9 @@ def commit_parts(
     link: LinkGuard | None = None,
     on_keys: bool = False,
 ) -> Decided:
-    """Run one commit to several partitions; the step that was taken, without a version if none wrote.
+    """Run one commit to several partitions; returns the step, without a version if no partition wrote.
 
-    With `on_keys` the decisions depend on the keys, and what is prepared on these is settled first.
+    With `on_keys` the decisions depend on the keys, and prepared writes on these are settled first.
     """
     ordered = sorted(zip(keys, values, strict=True))
     keys, values = [key for key, _ in ordered], [value for _, value in ordered]

@@ -1,19 +1,19 @@
-"""Expiry as a change, so that a follower that saw a record alive is told when its time is over.
+"""Expiry as a change, so that a follower that saw a record alive also gets its expiry.
 
-When a record has expired, the node writes it once more, unchanged, at a new commit version and under the
-stamp that it always had.  That is all.  A reader finds a record that is dead at its own version, which every
-reader takes for a delete; versions and positions, the tail, the log, scans and sums treat it as any change.
+When a record has expired, the node writes it once more, unchanged, at a new commit version and with its
+original stamp.  A reader finds a record that is dead at its own version, which every reader treats as a
+delete; versions and positions, the tail, the log, scans and sums treat it as any change.
 The stamp decides between sites as before, so a put that another site made before the expiry and that arrives
 after it still wins.  An ordinary delete, with a stamp of that moment, would win over it.
 
-A record is written again only while it is the newest of its key, which is asked inside the commit.  The row
-of the index goes in the same write, so an expiry is written once, also over restarts.  Garbage collection
+A record is written again only while it is the newest of its key, which is checked inside the commit.  The
+same write removes the row of the index, so an expiry is written once, also over restarts.  Garbage collection
 leaves an expired record until then (`told_through`).  Only a record that had expired when it was committed is
 left out: no reader saw it alive.  An expiry waits for the end of a prepared write on its key, whose commit
-would have to take it out of the log again.
+would have to remove it from the log again.
 
-Nodes that share an engine share the index, and each tells the expiries of its own partitions.  What is left
-in the index is not told, whichever node has to: that is how far garbage collection may go.
+Nodes that share an engine share the index, and each writes the expiries of its own partitions.  A row that
+is still in the index is an expiry that its node has not written: garbage collection stops before it.
 """
 
 from collections.abc import Callable, Sequence
@@ -55,13 +55,13 @@ Serving = Callable[[], PartitionMap[LocalPartition]]
 
 
 class Expiries:
-    """Writes the expiries of a node's records when they come due."""
+    """Writes the expiries of a node's records when they are due."""
 
     def __init__(
         self, committer: Committer, clock: HybridClock, serving: Serving, *, is_shared: bool
     ) -> None:
         self._told_through = 0
-        # The second with which the pass began that the last call has not ended, and where it goes on.
+        # Of a pass that the last call did not finish: the second with which it began, and the next key.
         self._first = 0
         self._next: bytes | None = None
         # The lowest second of the expiries that this pass has left for a later one.
@@ -70,12 +70,12 @@ class Expiries:
         self._place = committer.place
         self._clock = clock
         self._serving = serving
-        # Then rows of other nodes stand in the index, and partitions come with rows of theirs.
+        # If so, the index has rows of other nodes, and partitions are taken over with their rows.
         self._is_shared = is_shared
 
     @property
     def told_through(self) -> int:
-        """The expiries at or below this second are written; garbage collection goes no further."""
+        """The second up to which all expiries are written; garbage collection goes no further."""
         if not self._is_shared:
             return self._told_through
         now = self._clock.physical_ms() // 1000
@@ -83,15 +83,15 @@ class Expiries:
         return decode_index_key(first[0][0]).second - 1 if first else now
 
     def tell(self, *, anew: bool = False) -> bool:
-        """Write the expiries of this node that have come due; whether the pass over them has ended.
+        """Write the expiries of this node that are due; returns whether the pass over them has ended.
 
-        A pass goes on where the last call has left it.  It begins with what was not told before, or `anew`
-        with the first row of the index.  While the storage refuses writes, it does nothing.
+        A pass continues where the last call stopped.  It begins at the second `told_through`, or with `anew`
+        at the first row of the index.  Does nothing while the storage refuses writes.
         """
         if self._place.storage.is_unusual:
             return False
         now_ms = self._clock.physical_ms()
-        # What was committed since with an earlier second had expired by then, unless the clock was set back.
+        # A record committed since with an earlier second had expired already, unless the clock was set back.
         anew = anew or self._is_shared or now_ms // 1000 < self._told_through
         first = 0 if anew else self._told_through
         start, end = index_range(first, now_ms // 1000)
@@ -108,7 +108,7 @@ class Expiries:
         return False
 
     def index_older(self, pause: Callable[[], bool]) -> None:
-        """Index the records of a release that had no index, once.  A `pause` that is False ends it early."""
+        """Index, once, the records of a release that had no index.  Ends early if `pause` returns False."""
         storage, engine = self._place.storage, self._place.engine
         if engine.get(META, EXPIRING_INDEXED) is not None:
             return
@@ -138,7 +138,7 @@ class Expire(RoundStep):
 
     def __init__(self, place: Place, serving: Serving, start: bytes, end: bytes, now_ms: int) -> None:
         super().__init__(None)
-        # Where the index goes on behind the rows that were read; None if no row was left.
+        # The key in the index after the rows that were read; None if no row was left.
         self.next: bytes | None = None
         # The lowest second of the expiries that wait for prepared writes.
         self.waiting: int | None = None
@@ -194,7 +194,7 @@ class Expire(RoundStep):
         try:
             record = decode_value(newest[1])
         except Corruption:
-            # Every reader of the record says so; the other expiries must not wait for it.
+            # Every reader of the record raises this; the other expiries must not wait for it.
             return None
         if not record.is_dead_at(self._now_ms) or record.expires_at != row.second:
             return None
@@ -203,7 +203,7 @@ class Expire(RoundStep):
         if encoded in self._place.storage.dropped:
             return None
         if row.second * 1000 <= physical_ms(version) <= self._now_ms:
-            # It was dead when it came.
+            # It had expired when it was committed.
             return None
         origin = record.origin or Stamp(version, self._place.site)
         value = encode_value(
@@ -212,7 +212,7 @@ class Expire(RoundStep):
         return encoded + user_key, value
 
     def _encode(self, records: dict[bytes, bytes], mint: Mint) -> list[WriteRow]:
-        """The data and the change-log rows, and what is published when they are written."""
+        """The data and change-log rows.  Fills `_written`, which is published once they are written."""
         rows: list[WriteRow] = []
         for key in sorted(records):
             partition = self._serving().route(key)

@@ -17,7 +17,7 @@ READ_FAMILIES: Final = (DATA, LOG, META)
 FILTERED_BYTES: Final = {DATA: 18}
 
 IDENTITY: Final = b"identity"
-# In a database without a directory that says it.
+# The format of the data, in a database: there is no directory that holds it.
 STORED_FORMAT: Final = b"format"
 CLOCK_BOUND: Final = b"clock/bound"
 LOG_TRIMMED: Final = b"log/trimmed"
@@ -40,7 +40,7 @@ BEAT: Final = b"beat/"
 # The incarnation of a node that gives its partitions away; written by the keeper.
 DRAINED: Final = b"drained/"
 KEEPER: Final = b"keeper"
-# The token that nodes show to each other.
+# The token by which nodes authenticate to each other.
 NODES_SECRET: Final = b"nodes/secret"
 # Whether all records that expire are in the index.
 EXPIRING_INDEXED: Final = b"expiring-indexed"

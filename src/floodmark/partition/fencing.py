@@ -13,12 +13,12 @@ so a node that was cut off, suspended or slow cannot write once another has take
 
 **Site-wide rows.**  Metadata rows that no partition owns (catalog, feeds, subscriptions, topology, positions
 of links, safe points, retention) and all ledgers (the logs of transactions) belong to the keeper.  The engine
-of a node tells them by family and key and adds the keeper's guard, so no caller can forget it.  Garbage
+of a node finds them by family and key and adds the keeper's guard, so no caller can forget it.  Garbage
 collection removes records of all nodes: it passes the keeper's guard itself (`keeper_guards`).
 
 **The catalog's epoch.**  A change of a namespace or of the topology raises it, and every write of records is
 guarded by the epoch that the node has loaded: no node writes by settings that were changed.  A round that
-fails by it was not written; the node has loaded the catalog by then, and runs the round again.
+this guard refuses was not written; the node loads the catalog and runs the round again.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -54,7 +54,7 @@ from floodmark.partition.layout import read_metadata
 from floodmark.partition.prepared.outcomes import BATCHES
 from floodmark.partition.prepared.writes import PREPARED
 
-# What nodes write for themselves and their partitions; all other metadata belongs to the keeper.
+# The rows that nodes write for themselves and their partitions; all other metadata belongs to the keeper.
 _OF_NODES: Final = (
     *(BEAT, CEILING, EXPIRING, EXPIRING_INDEXED, FENCE, KEEPER, LOGS),
     *(BATCHES, CONFLICTS, NEXT_ID, PARTITIONS, PREPARED),
@@ -67,7 +67,7 @@ Result = TypeVar("Result")
 
 
 class Keeper(msgspec.Struct, frozen=True):
-    """The holder of the keeper's lease.  The term tells two leases of one incarnation apart."""
+    """The holder of the keeper's lease.  Two leases of one incarnation differ in their terms."""
 
     node: int
     incarnation: int
@@ -80,7 +80,7 @@ def numbered(prefix: bytes, node: int) -> bytes:
 
 
 def encode_number(number: int) -> bytes:
-    """A number as rows hold it."""
+    """Encode a number for a row of the metadata."""
     return number.to_bytes(8, "big")
 
 
@@ -112,10 +112,10 @@ def keeper_guard(keeper: Keeper | None) -> Guard:
 
 
 class NodeLease(Protocol):
-    """Tells whether a node may still answer reads of the newest state."""
+    """The lease under which a node may answer reads of the newest state."""
 
     def require(self) -> None:
-        """Raise `NodeFenced` if the node could not beat for too long."""
+        """Raise `NodeFenced` if the node has not written its beat for too long."""
         ...
 
 
@@ -140,10 +140,10 @@ class FencedEngine:
         self._fence = fence_guard(node, incarnation)
 
     def reload_catalog(self) -> None:
-        """Load the catalog, and then note the epoch that it had before."""
+        """Load the catalog, and then set the epoch, which is read before it."""
         epoch = load_number(self.shared, CATALOG_EPOCH)
         self.load_catalog()
-        # Not before: another thread would take the catalog for a loaded one.
+        # Not before: another thread would take the old catalog for the new one.
         self.catalog_epoch = epoch
 
     def is_catalog_changed(self) -> bool:
@@ -202,7 +202,10 @@ class FencedEngine:
         return keeper_guard(self.keeper)
 
     def _explain(self, own: Sequence[Guard]) -> None:
-        """Raise if a guard of the node or the keeper does not hold; a fence gets no old value back."""
+        """Raise if a guard that the node added has failed: fence, keeper or catalog epoch.
+
+        The fence can be checked after the write, because it never gets an old value back.
+        """
         failed = [each.key for each in own if self.shared.get(each.family, each.key) != each.expected]
         if self._fence.key in failed:
             self.is_fenced = True
@@ -262,7 +265,7 @@ class FencedEngine:
         return self.shared.sizes()
 
     def close(self) -> None:
-        """Close the engine, and tell the others that this node has stopped: they take over at once."""
+        """Remove the node's beat, so that other nodes take over at once, and close the engine."""
         with suppress(FloodmarkError):
             self.write([(META, numbered(BEAT, self.node), None)])
         self.shared.close()
@@ -271,7 +274,7 @@ class FencedEngine:
 def _leased(
     read: Callable[Concatenate[Any, Arguments], Result],
 ) -> Callable[Concatenate[Any, Arguments], Result]:
-    """A read after which the lease is looked at."""
+    """A read that checks the lease before it returns."""
 
     @wraps(read)
     def leased(engine: Any, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
@@ -283,7 +286,7 @@ def _leased(
 
 
 class LeasedEngine(FencedEngine):
-    """The engine as partitions read it: the lease is looked at after each read, before the answer."""
+    """The engine as partitions read it: each read checks the lease before it returns."""
 
     def __init__(self, engine: FencedEngine, lease: NodeLease) -> None:
         super().__init__(engine, engine.node, engine.incarnation)

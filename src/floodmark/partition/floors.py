@@ -9,7 +9,7 @@ from floodmark.partition.prepared.writes import PreparedWrites
 
 
 class Floors:
-    """The floors of the round at work and of the oldest unsynced commit, beside that of prepared writes.
+    """The floors of the running round, of the oldest unsynced commit, and of prepared writes.
 
     Only the thread that holds the turn changes `round` and `unsynced`.
     """
@@ -24,7 +24,7 @@ class Floors:
     def below(self, version: Version, keys: KeyRange | None = None) -> Version:
         """The version, or the lowest floor if that is lower.
 
-        Prepared writes hold only the keys back that they write; `keys` limits the answer to a range.  The
+        Prepared writes hold back only the keys that they write; `keys` limits the answer to a range.  The
         version must have been minted before the call: a round that is missed here mints above it.
         """
         # In this order: a round enters its commits and prepared writes before it removes its own floor.
@@ -61,7 +61,7 @@ class Announced:
         self._lock = Lock()
 
     def advance(self, version: Version) -> Version:
-        """Announce a version, unless a higher one was announced before; the highest."""
+        """Announce a version, unless a higher one was announced before; returns the highest."""
         with self._lock:
             self.version = max(self.version, version)
             return self.version

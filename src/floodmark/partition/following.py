@@ -6,7 +6,7 @@ what was published since the last search and wakes the readers whose keys are in
 gather for a moment before it searches again.  A lookout that leaves, because its own keys were written or its
 time is up, appoints another waiting reader.
 
-Waking a reader for nothing costs a little time; not waking one delays its changes.  In doubt it is woken.
+Waking a reader without need costs a little time; not waking one delays its changes.  In doubt it is woken.
 """
 
 from bisect import bisect_left
@@ -21,9 +21,9 @@ from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.version import Version
 from floodmark.partition.commit.tail import LiveTail, TailEntry
 
-# Up to so many readers poll as often as they ask to; more of them poll less often, for the same total cost.
+# Up to this number, readers poll as often as they ask to; more poll less often, for the same total cost.
 _IMPATIENT_MAX: Final = 50
-# Asynchronous writes are published after so long, if nothing else publishes them.
+# Asynchronous writes are published after this time, if no sync has published them before.
 SYNC_SECONDS: Final = 0.2
 # Bisections that one search may take; beyond, all readers of the namespaces that were written are woken.
 _BISECTIONS_MAX: Final = 10_000
@@ -32,8 +32,8 @@ _BISECTIONS_MAX: Final = 10_000
 class Bell:
     """Wakes one thread that waits.
 
-    Its only lock is released to ring and taken by a single call, so Ctrl-C in a wait leaves it whole.  In an
-    `Event`, that may leave the inner lock taken, and whoever rings next waits for ever.
+    A single call releases its only lock to ring, and a single call takes it, so Ctrl-C in a wait does no
+    harm.  In an `Event`, Ctrl-C may leave the inner lock taken, and the next thread to set it hangs.
     """
 
     __slots__ = ("_silence",)
@@ -44,7 +44,7 @@ class Bell:
 
     @property
     def has_rung(self) -> bool:
-        """Whether nobody has heard it yet."""
+        """Whether it has rung and no thread has heard it yet."""
         return not self._silence.locked()
 
     def ring(self) -> None:
@@ -89,7 +89,7 @@ class Follower:
         self._bell.ring()
 
     def prod(self) -> None:
-        """Let the reader find out that it is the lookout."""
+        """Interrupt `rest`, so that the reader finds that it is the lookout."""
         self._bell.ring()
 
     def rest(self, timeout_seconds: float) -> None:
@@ -112,7 +112,7 @@ class Followers:
     def __init__(
         self, tail: LiveTail, resolved_version: Callable[[], Version], sync: Callable[[], None]
     ) -> None:
-        # Whether a publication is to be told; looked at by each of them.
+        # Whether there is a lookout to notify; each publication checks it.
         self.is_watched = False
         self._tail = tail
         self._resolved_version = resolved_version
@@ -178,7 +178,7 @@ class Followers:
                     follower.rest(left)
                 if left <= 0:
                     break
-            # Before the look at the reader: it is woken for a commit, and then the commit is passed.
+            # Before `is_woken` is read: a search wakes the readers of a commit, and then passes it.
             passed = self._passed
             return 0 if follower.is_woken() else passed
         finally:
@@ -220,7 +220,7 @@ class Followers:
         for follower in self._find(entries):
             follower.wake()
         if entries is not None:
-            # Otherwise other nodes, which the tail does not hold, may have written below.
+            # Otherwise other nodes, whose commits are not in the tail, may have written below.
             self._passed = resolved
 
     def _find(self, entries: Sequence[TailEntry] | None) -> list[Follower]:

@@ -1,4 +1,4 @@
-"""An engine in whose data each namespace has one generation at a time.
+"""An engine that shows one generation of each namespace at a time.
 
 A data set that is published replaces all records of a namespace at one version X.  Its records are loaded
 under a namespace id of their own, the *physical* id of the generation, and X is the version from which
@@ -37,7 +37,7 @@ _VERSIONED: Final = 8
 _TRANSLATED: Final = ("get", "get_many", "ceiling", "ceilings", "scan", "write", "delete_range")
 
 
-# The version from which a generation is read that has joined.
+# Stands for the version of a generation that has joined, and is not read yet.
 NOT_READ: Final = VERSION_MAX
 
 
@@ -68,7 +68,7 @@ class Since(NamedTuple):
 
 
 def is_above(data_set: Loaded, origin: bytes, version: Version, site_id: int) -> bool:
-    """Whether the stamp of a change is above that of a data set, which else replaces it.
+    """Whether a change is above a data set, by their stamps; otherwise the data set replaces it.
 
     A rollback keeps changes of other sites that came late: their stamps say nothing about what came before.
     """
@@ -79,7 +79,7 @@ def is_above(data_set: Loaded, origin: bytes, version: Version, site_id: int) ->
     )
 
 
-# By the id of the namespace, the generations that can be read, the oldest first, and one that has joined.
+# By namespace id: the generations that can be read, oldest first, and then the one that has joined, if any.
 Table: TypeAlias = Mapping[bytes, Sequence[Since]]
 
 
@@ -93,7 +93,7 @@ def place(engine_key: bytes, physical: bytes) -> bytes:
 
 
 class _Places:
-    """A table, and what follows from it.  Never changed: a call looks at one from its begin to its end."""
+    """A table, and what is derived from it.  Immutable: a call uses one from its beginning to its end."""
 
     def __init__(self, table: Table, hidden: Iterable[bytes], site_id: int) -> None:
         self.table = table
@@ -127,7 +127,7 @@ class _Places:
         return place(engine_key, present)
 
     def parts(self, start: bytes, end: bytes | None) -> Iterator[tuple[bytes, bytes | None, bytes]]:
-        """The parts of a range that are stored together, with the namespace of those that lie elsewhere."""
+        """Cut a range into parts stored together; each with its namespace if it is stored elsewhere."""
         for border in self.borders:
             first, behind = RAW + border, prefix_end(RAW + border)
             assert behind is not None
@@ -144,7 +144,7 @@ class _Places:
             yield start, end, b""
 
     def move(self, rows: Iterable[WriteRow]) -> Iterator[WriteRow]:
-        """Rows with those of data in the generations that are to have them."""
+        """The rows, with each record placed in all generations that must have it."""
         present, borders = self.present, self.borders_of_writes
         for row in rows:
             family, key, value = row
@@ -166,7 +166,7 @@ class _Places:
                 yield DATA, place(key, later.physical), value
 
     def move_present(self, rows: Iterable[WriteRow]) -> Iterator[WriteRow]:
-        """Rows with those of data in the present generation of their namespace."""
+        """The rows, with each record placed in the present generation of its namespace."""
         for row in rows:
             physical = self.present.get(row[1][_ID]) if row[0] == DATA else None
             yield row if physical is None else (DATA, place(row[1], physical), row[2])
@@ -175,7 +175,7 @@ class _Places:
 class GenerationsEngine(Engine):
     """The engine below, with the present generation of each namespace.
 
-    `reads` is another one, which shows the same.
+    `reads` is another such engine, which is made to show the same generations.
     """
 
     def __init__(self, engine: Engine, site_id: int = 0, *, reads: "GenerationsEngine | None" = None) -> None:
@@ -185,7 +185,7 @@ class GenerationsEngine(Engine):
         self.places = _Places({}, (), site_id)
         self._pinned: GenerationsEngine | None = None
         self._write_durably = durable_writes(engine)
-        # Shows the generations that are stored.
+        # Loads the stored generations, and shows them.
         self.reload: Callable[[], None] = lambda: None
         if isinstance(engine, Measured):
             self.measures = engine.measures
@@ -224,7 +224,7 @@ class GenerationsEngine(Engine):
         return view
 
     def at(self, version: Version) -> Engine:
-        """The engine as a reader as of a version finds it, also if that reads on after a swap."""
+        """The engine for a reader as of a version; a later swap does not change what it shows."""
         view = self.pinned()
         places = view.places
         if version >= places.newest:
@@ -317,7 +317,7 @@ class GenerationsEngine(Engine):
 
     def recover(self) -> None:
         self.below.recover()
-        # A swap of unknown outcome is shown before any reader can be told of a version above it.
+        # A swap of unknown outcome is shown before any reader can get a version above it.
         self.reload()
 
     def sizes(self) -> Mapping[str, int]:
@@ -328,7 +328,7 @@ class GenerationsEngine(Engine):
 
 
 def as_of(engine: Engine, version: Version) -> Engine:
-    """An engine as a reader as of a version finds it."""
+    """The engine for a reader as of a version; `GenerationsEngine.at`."""
     return engine.at(version) if isinstance(engine, GenerationsEngine) else engine
 
 
@@ -348,17 +348,17 @@ def swapped_at(engine: Engine, namespace: bytes) -> Version:
 
 
 def published_stamps(engine: Engine, keys: Sequence[bytes]) -> list[bytes] | None:
-    """The stamps of the data sets that were published into the namespaces of some keys, `NO_STAMP` of none.
+    """For each key, the stamp of the data set that was published into its namespace; `NO_STAMP` without one.
 
-    None if no data set was published at all.  What is older than a data set is gone, whether that has the key
-    or not.
+    None if no data set was published at all.  A data set replaces all older records of its namespace, also
+    those of keys that it lacks.
     """
     stamps = engine.places.stamps if isinstance(engine, GenerationsEngine) else None
     return [stamps.get(key[:NAMESPACE_BYTES], NO_STAMP) for key in keys] if stamps else None
 
 
 def published_bases(engine: Engine, keys: Sequence[bytes]) -> list[Version]:
-    """The versions of the data with which the namespaces of some keys were published; 0 of none.
+    """For each key, the base version of the data set published into its namespace; 0 without one.
 
     A data set, or a rollback, is a change of every key at its base, also of one that it lacks.
     """
@@ -372,7 +372,7 @@ def below(engine: Engine) -> Engine:
 
 
 def shown(engine: Engine) -> object:
-    """An object that is replaced by each swap, so that a reader finds out whether one came in between."""
+    """An object that each swap replaces, by which a reader detects a swap during its reads."""
     return engine.places if isinstance(engine, GenerationsEngine) else None
 
 

@@ -14,12 +14,12 @@ from floodmark.model.change import Sums, Tally
 from floodmark.model.version import COUNTER_BITS, Version
 from floodmark.partition.commit.commit import CommitTally, CommittingPartition
 
-# 1,024 ms.  No node of several mints a multiple of it.
+# 1,024 ms.  Nodes that share an engine mint no multiple of it.
 SPAN: Final = 1_024 << COUNTER_BITS
 
 
 def align(version: Version) -> Version:
-    """The last version at or below one at which heartbeats of several nodes may end.
+    """The highest version at or below `version` at which heartbeats of several nodes may end.
 
     >>> align(3 * SPAN + 5) == align(3 * SPAN) == 3 * SPAN
     True
@@ -49,20 +49,20 @@ def add_tallies(sums: dict[int, Sums], tallies: Collection[CommitTally]) -> None
 def fold_tallies(partitions: Iterable[CommittingPartition], borders: Sequence[Version]) -> None:
     """Fold tallies between borders, which are the ordered versions of prepared writes.
 
-    While something is prepared, heartbeats count only up to it, and tallies above must not pile up.  A
-    heartbeat ends before a prepared write, above all of them, or at a multiple of `SPAN`: tallies are folded
-    between these versions.
+    Heartbeats count only up to the first prepared write, and tallies above it must not pile up.  A heartbeat
+    ends before a prepared write, above all of them, or at a multiple of `SPAN`: tallies are folded between
+    these versions.
     """
     for partition in partitions:
         spans = {align(version) for version, *_ in partition.tallies}
-        # Nothing lies below the first.
+        # No tally is below the first.
         folded = _fold(partition.tallies, sorted((*borders, *sorted(spans)[1:])))
         partition.tallies.clear()
         partition.tallies.extend(sorted(folded))
 
 
 def _fold(tallies: Collection[CommitTally], borders: Sequence[Version]) -> list[CommitTally]:
-    """One tally for each namespace and origin between two borders, at the version of its last commit."""
+    """For each namespace and origin between two borders, one tally at the version of its last commit."""
     if tallies and not borders:
         # The usual case, in which all tallies are of one namespace and origin, is on the path of commits.
         versions, namespaces, changes, digests, owns = zip(*tallies, strict=True)

@@ -1,12 +1,12 @@
 """Reports what holds the resolved version of a node back, and for how long.
 
-The resolved version stays below the round at work, below unsynced commits and below each prepared write.
+The resolved version stays below the running round, below unsynced commits and below each prepared write.
 Usually each of these lasts milliseconds.  If one lasts seconds, all feeds and snapshot readers wait for it,
 so operators have to see which.
 
 The age of a prepared write is that of its version.  A round and unsynced commits only have a *floor*, the
 latest version when they began, which may be old on an idle site; their age is the time since which the same
-floor has been seen.  The node's background work looks each second.
+floor has been seen.  The node's background work calls `look` each second.
 """
 
 from typing import Final
@@ -16,7 +16,7 @@ from floodmark.model.partition import Hold, HoldKind
 from floodmark.model.version import Version, physical_ms
 from floodmark.partition.committer import Committer
 
-# Holds that last longer are reported, at most so many.
+# Holds that last longer are reported, up to this number.
 HOLD_MS_MAX: Final = 2_000
 HOLDS_SHOWN_MAX: Final = 10
 

@@ -1,7 +1,7 @@
 """The partition map and the list of change logs, as stored in the engine.
 
 A split, a merge or a move seals logs at a version and opens new ones that name their parents.  Sealed
-logs are never rewritten; they go when garbage collection has passed the version of their seal.
+logs are never rewritten; they are removed once they are trimmed up to the version of their seal.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,10 +30,10 @@ class PartitionRow(msgspec.Struct, frozen=True, omit_defaults=True):
     start: bytes
     end: bytes | None
     log: int
-    # The node that owns it; 0 is that of an engine which is not shared.
+    # The node that owns it; 0 on an engine that is not shared.
     node: int = 0
-    # Of a partition that was taken over with its log: the node whose heartbeats have counted the log so far,
-    # and up to which version (0 if that is not known).
+    # Of a partition that was taken over with its log: the node whose heartbeats counted the log before, and
+    # the version up to which they did (0 if unknown).
     counted: tuple[int, Version] | None = None
 
     @property
@@ -43,7 +43,7 @@ class PartitionRow(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LogRow(msgspec.Struct, frozen=True):
-    """One change log.  Its changes lie in `(opened_at, sealed_at]`."""
+    """One change log.  Its changes are in `(opened_at, sealed_at]`."""
 
     id: int
     partition: int | None
@@ -65,7 +65,7 @@ Stored = TypeVar("Stored")
 def load_partitions(engine: Engine) -> list[PartitionRow]:
     """The partition map, in order of keys, without holes or overlaps.
 
-    It is read page by page, and another node may change it in between: then it is read again.
+    It is read page by page, and read again if another node has changed it meanwhile.
     """
     before: list[PartitionRow] = []
     while True:
@@ -97,18 +97,18 @@ def load_next_id(engine: Engine, node: int) -> int:
 
 
 def id_step(node: int) -> int:
-    """The distance between two ids that a node gives."""
+    """The distance between two consecutive ids that a node gives."""
     return NODES_MAX if node else 1
 
 
 def load_version(engine: Engine, key: bytes) -> Version:
-    """A version kept under a metadata key; 0 if there is none."""
+    """The version stored under a metadata key; 0 if there is none."""
     stored = engine.get(META, key)
     return 0 if stored is None else int.from_bytes(stored, "big")
 
 
 def store_version(key: bytes, version: Version) -> WriteRow:
-    """The write that keeps a version under a metadata key."""
+    """The write that stores a version under a metadata key."""
     return META, key, version.to_bytes(8, "big")
 
 
@@ -133,7 +133,7 @@ def remove_log(log_id: int) -> WriteRow:
 
 
 def store_next_id(node: int, next_id: int) -> WriteRow:
-    """The write that keeps ids from being used again."""
+    """The write that stores the next id of a node, so that no id is used twice."""
     return META, _next_id_key(node), next_id.to_bytes(4, "big")
 
 
@@ -176,7 +176,7 @@ def load_metadata(engine: Engine, prefix: bytes, kind: type[Stored]) -> Iterator
 def update_layout(
     rows: Iterable[PartitionRow], logs: Iterable[LogRow], written: Iterable[WriteRow]
 ) -> tuple[list[PartitionRow], list[LogRow]]:
-    """The map and the logs after a write of this node, without loading what it has left as it was."""
+    """Apply the rows that this node has written to the map and the logs, without loading them again."""
     partitions, present = {row.id: row for row in rows}, {log.id: log for log in logs}
     for family, key, value in written:
         if family == META and key.startswith(PARTITIONS):

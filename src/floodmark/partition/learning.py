@@ -1,7 +1,8 @@
-"""How a node of several learns that another node has let a new generation be read.
+"""How a node learns that another node, which shares its engine, has swapped in a new generation.
 
-A swap lies above the ceilings of all nodes, and they guard its write (`SharedNode.pass_ceilings`).  So a swap
-that has not happened after a node has stored its ceiling lies above that: up to there the node knows all.
+The version of a swap is above the ceilings of all nodes, which guard its write (`SharedNode.pass_ceilings`).
+So a node that stores its ceiling and then loads the catalog knows all swaps up to that ceiling: later ones
+are above it.
 """
 
 from floodmark.clock import HybridClock
@@ -15,15 +16,15 @@ class KnownSwaps:
     def __init__(self, storage: Storage, clock: HybridClock) -> None:
         self._storage = storage
         self._clock = clock
-        # A node that has its engine for itself makes all swaps.
+        # A node that does not share its engine makes all swaps itself.
         self.known: Version = VERSION_MAX
 
     def learn(self, version: Version) -> None:
-        """Know all swaps at or below a version.  The caller does not hold the turn."""
+        """Load all swaps at or below a version.  The caller must not hold the turn."""
         if version > self.known:
             if version > self._clock.latest:
                 self._storage.retry_recovered(lambda: self._clock.pass_version(version))
             ceiling = self._clock.bound
-            # In this order: the ceiling is stored, and then the catalog is looked at.
+            # In this order: the ceiling is stored, and then the catalog is checked.
             self._storage.entrance.catch_up()
             self.known = max(self.known, ceiling)

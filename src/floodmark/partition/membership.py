@@ -1,11 +1,11 @@
-"""A node of several on a shared engine: it registers, beats, watches others, and starts again when fenced.
+"""A node that shares its engine: it registers, beats, watches the others, and restarts when fenced.
 
 A node beats once a second.  It answers reads of the newest state only while its last beat *began* less than
 three seconds ago, and it is declared dead by another node that has seen the same beat for five seconds of its
 own monotonic time.  No two clocks are compared for this.  A wrong declaration costs a restart, never data.
 
-Nothing here runs by itself: threads call `SharedNode.beat` and `SharedNode.watch` once a second, and a
-simulation calls both with `tick`.
+This module starts no threads: those of its caller call `SharedNode.beat` and `SharedNode.watch` once a
+second.
 """
 
 import logging
@@ -45,8 +45,8 @@ DEAD_MS: Final = NODE_SILENT_MS_MAX
 SKEW_MS_MAX: Final = NODE_SKEW_MS_MAX
 REGISTER_ATTEMPTS_MAX: Final = 10
 AGES_MS: Final = 1 << 40
-# How often, and after how long each time, a process looks whether another runs under its number: together as
-# long as a lease, so that one whose beats have stopped answers no reads any more.
+# How often, and at which interval, a process checks whether another runs under its number.  Together they
+# last as long as a lease: a process whose beats have stopped answers no more reads by then.
 CLAIM_LOOKS: Final = 6
 CLAIM_LOOK_SECONDS: Final = LEASE_MS / 1_000 / CLAIM_LOOKS
 
@@ -54,18 +54,18 @@ _log = logging.getLogger("floodmark.partition")
 
 
 class Beat(msgspec.Struct, frozen=True):
-    """What a node tells the others once a second."""
+    """The row that a node writes once a second, for the other nodes to read."""
 
     counter: int
     wall_ms: int
     url: str = ""
-    # Changes that were written since the beat before.
+    # Changes written since the previous beat.
     load: int = 0
     # The oldest version that readers at this node need, by namespace; 0 stands for all namespaces.
     held: dict[int, Version] = {}
     # When this incarnation began.
     since_ms: int = 0
-    # How long the beat before took to be written; None if this incarnation wrote none.
+    # How long the write of the previous beat took; None if unknown, or if this beat is the first.
     took_ms: int | None = None
 
 
@@ -75,7 +75,7 @@ _decode_beat: Final = msgspec.json.Decoder(Beat).decode
 class _Seen(msgspec.Struct, frozen=True):
     """A beat of another node, and the span of this node's monotonic time in which it was written.
 
-    `read` is a time that the other node has read, and this node's monotonic time after which it did.
+    `read` pairs a wall time of the other node with a monotonic time of this node, after which it was read.
     """
 
     beat: Beat
@@ -84,7 +84,7 @@ class _Seen(msgspec.Struct, frozen=True):
     read: tuple[int, int] | None = None
 
     def followed_by(self, beat: Beat, after_ms: int, by_ms: int) -> "_Seen":
-        """The next beat, which tells how long after its time was read this one was written."""
+        """The next beat.  Its `took_ms` bounds the moment at which the other node read this beat's time."""
         read = self.read
         if beat.took_ms is not None and beat.counter == self.beat.counter + 1:
             read = self.beat.wall_ms, self.after_ms - beat.took_ms
@@ -103,8 +103,9 @@ def _stored_beats(engine: Engine) -> dict[int, bytes]:
 def claim(engine: Engine, wanted: int | None, wait: Callable[[float], object]) -> int:
     """Claim a number for a process that is about to register: the `wanted` one, or the lowest that is free.
 
-    A number is taken while its beats go on.  The process that had it before has no lease any more, and its
-    fence is raised with the claim.  Raises SiteLocked if the wanted number is taken, or none is free.
+    A number is taken while its beats continue.  If they have stopped, the lease of the process that had it
+    has ended, and the claim raises its fence.  Raises SiteLocked if the wanted number is taken, or none is
+    free.
     """
     if wanted is not None:
         require_number(wanted)
@@ -126,7 +127,7 @@ def claim(engine: Engine, wanted: int | None, wait: Callable[[float], object]) -
             (META, numbered(BEAT, node), msgspec.json.encode(claimed)),
             (META, numbered(FENCE, node), encode_number(incarnation + 1)),
         ]
-        # Not if a beat came after the last look: it may have begun a lease.
+        # Not if a beat was written after the last check: it may have begun a lease.
         if engine.write(rows, [Guard(META, numbered(BEAT, node), last), fence_guard(node, incarnation)]):
             return node
 
@@ -134,7 +135,7 @@ def claim(engine: Engine, wanted: int | None, wait: Callable[[float], object]) -
 def _find_taken(
     engine: Engine, first: Mapping[int, bytes], wanted: int | None, wait: Callable[[float], object]
 ) -> set[int]:
-    """The nodes that beat: of all that had beats at first, or of the wanted one."""
+    """The nodes whose beats have changed since `first`, among those with beats, or only the wanted one."""
     taken: set[int] = set()
     for _ in range(CLAIM_LOOKS):
         if not ({wanted} if wanted else first.keys()) & (first.keys() - taken):
@@ -145,22 +146,22 @@ def _find_taken(
 
 
 def require_number(node: int) -> None:
-    """Refuse what is no number of a node of several."""
+    """Raise InvalidOption unless `node` is a number that a node of a shared engine may have."""
     if type(node) is not int or not 0 < node < NODES_MAX:
         raise InvalidOption(f"a node's number lies between 1 and {NODES_MAX - 1}, and is not {node!r:.20}")
 
 
 def drained_nodes(engine: Engine) -> set[int]:
-    """The nodes that are to be given nothing; a node that starts again is not one of them."""
+    """The nodes that give their partitions away and get none; a node that has restarted is not drained."""
     marks = {int.from_bytes(key[len(DRAINED) :], "big"): mark for key, mark in read_metadata(engine, DRAINED)}
     return {node for node, mark in marks.items() if engine.get(META, numbered(FENCE, node)) == mark}
 
 
 def register(engine: Engine, node: int, own: Container[int] | None = None) -> FencedEngine:
-    """Begin an incarnation of a node: raise its fence, so that an earlier one writes nothing any more.
+    """Begin an incarnation of a node: raise its fence, so that earlier ones cannot write any more.
 
-    A process that had the number before says by `own` when its incarnations began.  Raises SiteLocked if the
-    last beat is of another process, which has claimed the number since.
+    A process that had the number before passes the times at which its incarnations began as `own`.  Raises
+    SiteLocked if the last beat is of another process, which has claimed the number since.
     """
     require_number(node)
     for _ in range(REGISTER_ATTEMPTS_MAX):
@@ -181,7 +182,7 @@ def register(engine: Engine, node: int, own: Container[int] | None = None) -> Fe
 
 
 def raise_fence(engine: Engine, node: int, incarnation: int, *guards: Guard) -> bool:
-    """End an incarnation of a node; False if it has ended before, or a guard fails."""
+    """End an incarnation of a node; False if it had ended already, or a guard fails."""
     raised = [(META, numbered(FENCE, node), encode_number(incarnation + 1))]
     if not engine.write(raised, [fence_guard(node, incarnation), *guards]):
         return False
@@ -190,7 +191,7 @@ def raise_fence(engine: Engine, node: int, incarnation: int, *guards: Guard) -> 
 
 
 class Membership:
-    """One incarnation of a node among the others: its beats, its lease, and what it sees of them."""
+    """One incarnation of a node among the others: its beats, its lease, and the beats of the others."""
 
     def __init__(
         self, engine: FencedEngine, *, url: str, time_source: TimeSource, elapsed_source: TimeSource
@@ -209,7 +210,7 @@ class Membership:
         self._refusal: FloodmarkError | None = None
 
     def beat(self, load: int = 0, held: Mapping[int, Version] | None = None) -> None:
-        """Tell the others that this node lives, and have a lease from the moment at which this began."""
+        """Write a beat, which gives this node a lease from the moment at which the call began."""
         began_ms = self._elapsed_source()
         self._counter += 1
         beat = Beat(
@@ -229,7 +230,7 @@ class Membership:
         self._began_ms = began_ms
 
     def require(self) -> None:
-        """Refuse to answer a read of the newest state without a lease.  Call it after the read."""
+        """Raise unless this node has a lease; call it after each read of the newest state."""
         if self._refusal is not None:
             raise self._refusal.again()
         began_ms = self._began_ms
@@ -243,14 +244,14 @@ class Membership:
             )
 
     def look(self) -> list[int]:
-        """Look at the beats of the others; those that have not changed for so long that they are dead."""
+        """Read the beats of the others; returns the nodes whose beats have not changed for `DEAD_MS`."""
         beats = load_beats(self._engine)
-        # After the beats were read: what is seen later than it was written declares later.
+        # After the beats were read: a time that is too late only delays the declaration.
         now_ms = self._elapsed_source()
         if self._looked_ms is not None and now_ms - self._looked_ms >= LEASE_MS:
-            # A node that could not look has not seen that the others were silent.
+            # A node that could not read the beats has not seen that the others were silent.
             self._seen, self._looked_ms = {}, None
-        # The first look does not tell when the beats were written.
+        # The first look does not show when the beats were written.
         after_ms = now_ms - AGES_MS if self._looked_ms is None else self._looked_ms
         self._looked_ms = now_ms
         beats.pop(self._engine.node, None)
@@ -265,7 +266,7 @@ class Membership:
         return [node for node, seen in self._seen.items() if now_ms - seen.by_ms >= DEAD_MS]
 
     def living(self) -> dict[int, Beat]:
-        """The other nodes that beat lately, with their last beats."""
+        """The other nodes whose beats have changed within a lease, with their last beats."""
         now_ms = self._elapsed_source()
         return {node: seen.beat for node, seen in self._seen.items() if now_ms - seen.by_ms < LEASE_MS}
 
@@ -279,7 +280,7 @@ class Membership:
         return {node: url for node, url in {**told, self._engine.node: self.url}.items() if url}
 
     def watch_clock(self) -> FloodmarkError | None:
-        """Refuse to serve while this clock is away from those of most others; the refusal."""
+        """Refuse to serve while this clock differs too much from most others; returns the refusal."""
         living = self.living()
         away = [offset for node in living if abs(offset := self._offset_ms(self._seen[node])) > SKEW_MS_MAX]
         self._refusal = None
@@ -293,7 +294,7 @@ class Membership:
         return self._refusal
 
     def _offset_ms(self, seen: _Seen) -> int:
-        """How far this clock is certainly ahead of another node's; negative if it is behind."""
+        """The least by which this clock is ahead of another node's; negative if it is behind."""
         now_ms = self._elapsed_source()
         wall_ms = self._time_source()
         behind_ms = min(0, wall_ms - (seen.beat.wall_ms + now_ms - seen.by_ms))
@@ -304,7 +305,7 @@ class Membership:
 
 
 class SharedNode:
-    """A node of several, through all its incarnations; `node` is the present one."""
+    """A node that shares its engine, through all its incarnations; `node` is the present one."""
 
     def __init__(
         self,
@@ -322,7 +323,7 @@ class SharedNode:
         self.number = number
         self.entrance = Entrance(engine.limits)
         self.incarnations = self.takeovers = 0
-        # The versions that readers at this node need, which its beats tell.
+        # The versions that readers at this node need, which its beats contain.
         self.held: Callable[[], Mapping[int, Version]] = dict
         self._is_up = False
         # When the incarnations of this process began.
@@ -342,7 +343,7 @@ class SharedNode:
     def start(self) -> None:
         """Begin a new incarnation, and serve the partitions that the map gives to this node.
 
-        If it fails, the last incarnation stays as it is, fenced, and `tick` tries again.
+        If it fails, the last incarnation stays as it is, fenced, and the next `watch` tries again.
         """
         engine = register(self._shared, self.number, self._own or None)
         membership = Membership(
@@ -361,7 +362,7 @@ class SharedNode:
         )
         reads = GenerationsEngine(LeasedEngine(engine, membership))
         generations = GenerationsEngine(engine, self._site_id, reads=reads)
-        # After the epoch of the catalog was noted.
+        # After the engine has read the epoch of the catalog.
         generations.reload = lambda: generations.show(*self._load_generations(engine))
         generations.reload()
         engine.load_catalog = generations.reload
@@ -385,18 +386,18 @@ class SharedNode:
         return self._url
 
     def advertise(self, url: str) -> None:
-        """Tell the others with a beat where this node is."""
+        """Write a beat with the URL of this node."""
         self._url = self.membership.url = url
         self.beat()
 
     def beat(self) -> None:
-        """Tell the others that this node lives.  Raises NodeFenced if another has replaced it."""
+        """Write a beat.  Raises NodeFenced if another node has declared this one dead."""
         written = self.node.written()[0]
         load, self._written = max(0, written - self._written), written
         self.membership.beat(load, self.held())
 
     def watch(self) -> None:
-        """Do what the beats of others ask for.  A node that was fenced starts again."""
+        """Read the beats of the others, and take over from dead nodes.  A node that was fenced restarts."""
         if not self._is_up:
             self.start()
         try:
@@ -427,13 +428,13 @@ class SharedNode:
         return owners - self.membership.beating() - {self.number}
 
     def _may_lead(self) -> bool:
-        """Whether this node may take over and keep: not without a URL, or drained, unless it is alone."""
+        """Whether this node may take over and keep: if it has a URL and is not drained, or is alone."""
         reachable = [node for node, beat in self.membership.living().items() if beat.url]
         is_drained = bool(reachable) and self.number in drained_nodes(self._shared)
         return (bool(self._url) and not is_drained) or not reachable
 
     def take_over(self, dead: int) -> None:
-        """Declare a node dead, if it is not already, and share its partitions out."""
+        """Declare a node dead, if that has not been done, and distribute its partitions."""
         keeper = load_keeper(self._shared)
         if not any(row.node == dead for row in self.node.rows) and (keeper is None or keeper.node != dead):
             return
@@ -457,7 +458,7 @@ class SharedNode:
 
     def _take_keeper(self, holder: Keeper | None) -> bool:
         if self._has_kept:
-            # Another fence: what this node began when it kept before must not go on under the new lease.
+            # A new fence: work that this node began as keeper before must not continue under the new lease.
             self._begin_anew()
         term = 0 if holder is None else holder.term + 1
         keeper = Keeper(self.number, self.engine.incarnation, term)
@@ -465,7 +466,7 @@ class SharedNode:
         if not self.engine.write([(META, KEEPER, msgspec.json.encode(keeper))], [keeper_guard(holder)]):
             return False
         self.engine.sync()
-        # What the last keeper has written is loaded before this one writes, and lies below its versions.
+        # This node loads what the last keeper has written before it writes itself, at higher versions.
         if holder is not None:
             pass_ceiling(self.clock, self._shared, holder.node)
         with self.node.storage.exclusive():
@@ -477,7 +478,7 @@ class SharedNode:
     def _keep(self) -> None:
         """Take the lease if its holder was fenced, or never was."""
         holder = load_keeper(self._shared)
-        # It is this node's own where a failed write has taken it all the same.
+        # The lease is this node's own if it was stored by a write that seemed to fail.
         is_lost = holder is not None and holder.node == self.number and holder != self.engine.keeper
         if (
             holder is None
@@ -487,9 +488,9 @@ class SharedNode:
             self._take_keeper(holder)
 
     def pass_ceilings(self) -> Sequence[Guard]:
-        """Move the clock past all that other nodes may have stamped or announced; guards while that is so.
+        """Move the clock past every version that other nodes may have stamped or announced.
 
-        A node that has no ceiling yet has one of them, too.
+        Returns guards that hold until a ceiling changes; they include the nodes that have none yet.
         """
         keys = [numbered(CEILING, node) for node in range(NODES_MAX) if node != self.number]
         ceilings = self.engine.get_many(META, keys)
@@ -509,7 +510,7 @@ def _catch_up(node: Node, engine: FencedEngine) -> None:
 
 
 def retire(node: Node, refusal: FloodmarkError) -> None:
-    """Serve nothing any more: another node has taken over.  Nothing is written."""
+    """Stop serving, since another node has taken over; writes nothing."""
     serving, node.map = node.map.partitions, ClosedMap(refusal=refusal)
     for partition in serving:
         partition.retired = True

@@ -54,7 +54,7 @@ from floodmark.partition.read.records import VersionsPage, find_before, scan_ver
 from floodmark.partition.reshaping import Reshaping
 from floodmark.partition.retention.retention import Retention
 
-# A transaction carries its decision out at once; after this time its caller is gone.
+# A transaction carries its decision out at once; after this time the node does it instead.
 STALE_MS: Final = 1_000
 
 _log = logging.getLogger("floodmark.partition")
@@ -104,10 +104,10 @@ class ClosedMap(PartitionMap[LocalPartition]):
 
 
 class Node:
-    """Opens, serves and reshapes the partitions on one engine, or its own on one that is shared.
+    """Opens, serves and reshapes all partitions of an engine, or its own on an engine that is shared.
 
-    A node of several has a number from 1, an engine that its fence guards, and `reads`: the same engine, as
-    partitions read it, with the lease looked at after each read.  `entrance` outlives its incarnations.
+    A node that shares its engine has a number from 1, an engine that its fence guards, and `reads`: the same
+    engine for partitions, which checks the lease after each read.  `entrance` outlives its incarnations.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Node:
         self._retired_writes = self._retired_bytes = 0
         self.map: PartitionMap[LocalPartition] = PartitionMap((), ())
         self.logs: Sequence[LogRow] = ()
-        # The map as it is stored, with the owners.
+        # The map as stored, with the owners.
         self.rows: Sequence[PartitionRow] = ()
         if number or not load_partitions(engine):
             self._bootstrap()
@@ -155,7 +155,7 @@ class Node:
     def _bootstrap(self) -> None:
         """Open the log of this node's heartbeats.
 
-        Unless another node has done it, open the first partition and the log of the site's heartbeats too.
+        If no node has done so yet, also open the first partition and the log of the site's heartbeats.
         """
         version, number, step = self.clock.now(), self.number, id_step(self.number)
         heartbeats, of_site = (
@@ -232,7 +232,8 @@ class Node:
     def heartbeat(self) -> Heartbeat:
         """Write a heartbeat, which also syncs earlier asynchronous writes.
 
-        Of several nodes, the owner of the first partition writes the site's heartbeat too, and returns it.
+        If several nodes serve the site, the owner of the first partition also writes the site's heartbeat,
+        and returns that one.
         """
         self._settle_stale()
         if (old := self.committer.conflicts.old_rows(self.clock.physical_ms())) is not None:
@@ -240,7 +241,7 @@ class Node:
         return self.heartbeats.write()
 
     def settle_by(self, settler: Settler, batch_settler: BatchSettler | None = None) -> None:
-        """Set the functions that tell how the transactions and atomic batches of prepared writes end."""
+        """Set the functions that return the decisions on transactions and atomic batches."""
         prepared = self.committer.prepared
         prepared.settler, prepared.batch_settler = settler, batch_settler or prepared.batch_settler
 
@@ -262,7 +263,7 @@ class Node:
             _log.warning("writes that aborted transactions had prepared are not removed yet: %s", failure)
 
     def _settle_stale(self) -> None:
-        """End decided writes whose caller has not carried the decision out."""
+        """Carry out decisions on prepared writes that are older than `STALE_MS`."""
         until = max(0, self.clock.time_source() - STALE_MS) << COUNTER_BITS
         if self.committer.prepared.floor is not None:
             for partition in self.map.partitions:
@@ -273,14 +274,14 @@ class Node:
     # Changes
 
     def born_version(self) -> Version:
-        """Nothing was written at or below this."""
+        """The version at which the site began: nothing was written at or below it."""
         return min(log.opened_at for log in self.logs if log.partition is None)
 
     def resolved_version(self, wanted: Version = 0) -> Version:
         """The resolved version of the site, at or above `wanted` if any node has announced that.
 
-        A node that an owner does not answer may know of less than others have announced, and raises
-        Unreachable.  A version above the ceilings of all nodes was announced by none.
+        If the owner of a partition does not answer, this node may know a lower version than others have
+        announced; then it raises Unreachable.  No node has announced a version above all ceilings.
         """
         resolved = self.resolve_site()
         self.committer.swaps.learn(resolved)
@@ -341,7 +342,7 @@ class Node:
         observe_version(self.committer, version)
 
     def require_open(self) -> None:
-        """Refuse to go on after `close`."""
+        """Raise if the node was closed or retired."""
         if isinstance(self.map, ClosedMap):
             raise self.map.refusal.again()
 
@@ -377,7 +378,7 @@ class Node:
                 self.committer.prepared.release()
                 self.storage.on_recovery.clear()
                 self.storage.recover_if_stopped()
-                # A clock that is not believed mints nothing, and by then all is synced.
+                # A clock that refuses to mint raises only after the sync.
                 with suppress(ClockSkew):
                     self.committer.sync_in_turn()
                 self.clock.close()
@@ -390,16 +391,16 @@ def resolved_versions(node: Node) -> dict[int, Version]:
     """The resolved versions of a node's own partitions, by id."""
     resolved: dict[int, Version] = {}
     for partition in node.map.partitions:
-        # One that moves away meanwhile is its new owner's to tell.
+        # The new owner reports a partition that has moved meanwhile.
         with suppress(PartitionMoved):
             resolved[partition.id] = partition.resolved_version()
     return resolved
 
 
 def ended_batches(node: Node, age_ms: int) -> Iterator[tuple[str, bytes, BatchOutcome]]:
-    """Id, key and outcome of the atomic batches that have ended at a node, and whose ids are older.
+    """Id, key and outcome of the atomic batches that have ended at a node, with ids older than `age_ms`.
 
-    As old as the last version tells: the clock never goes back behind it, so what is too old stays it.
+    The age is measured to the last version of the clock, which never goes back: a batch stays too old.
     """
     serves = node.committer.prepared.serves
     for batch, key, outcome in read_outcomes(node.engine, physical_ms(node.clock.latest) - age_ms):
@@ -408,14 +409,14 @@ def ended_batches(node: Node, age_ms: int) -> Iterator[tuple[str, bytes, BatchOu
 
 
 def forget_commits(node: Node, age_ms: int) -> None:
-    """Remove the outcomes of commits whose ids are older, at once: no batch spans nodes in this site."""
+    """Remove the outcomes of commits with ids older than `age_ms`, at once: no batch spans nodes here."""
     end = BATCHES + batches_from(physical_ms(node.clock.latest) - age_ms).encode()
     if node.engine.scan(META, BATCHES, end, rows_max=1, bytes_max=PAGE_BYTES_MAX):
         node.storage.remove_range(META, BATCHES, end)
 
 
 def forget_batches(node: Node, ended: Iterable[tuple[str, bytes]]) -> None:
-    """Remove the outcomes of batches that no sibling has prepared any more; a power cut may undo it."""
+    """Remove the outcomes of batches that are prepared at no sibling any more; a power cut may undo it."""
     node.storage.remove([store_outcome(batch, key, None) for batch, key in ended])
 
 
@@ -426,7 +427,7 @@ def _share(
     for row, partition in zip(rows, partitions, strict=True):
         partition.retired = row.node != node.number
     own = {row.log for row in rows if row.node == node.number}
-    # Before anything is served: the last owner may have written and announced up to there.
+    # Before anything is served: the last owners may have written and announced versions up to there.
     node.clock.pass_version(max((log.opened_at for log in logs if log.id in own), default=0))
     starts = [row.start for row in rows]
     prepared = node.committer.prepared

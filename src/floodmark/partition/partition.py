@@ -223,7 +223,7 @@ class LocalPartition(PreparingPartition):
             page_rows = min(2 * page_rows, PAGE_ROWS_MAX)
             yield page.rows
             resume = page.resume
-            # Not held while the next one is read.
+            # Freed before the next page is read.
             del page
             if resume is not None:
                 start, end = (start, resume) if reverse else (resume, end)
@@ -248,7 +248,7 @@ class LocalPartition(PreparingPartition):
     def settle(self, keys: Sequence[bytes], at: Version) -> None:
         for key in keys:
             self._prepare_read(key[:NAMESPACE_BYTES], at, key)
-        # A read looks at the lease: an owner that was replaced meanwhile cannot tell what is to come.
+        # A read checks the lease: an owner that was replaced meanwhile does not know of later writes.
         find_rows(self._engine, encode_prefixes(keys[:1]), at)
         self.heat.reads += len(keys)
 
@@ -263,7 +263,7 @@ class LocalPartition(PreparingPartition):
         return read_record(prefix + encode_version(version), stored, now_ms)
 
     def _prepare_read(self, namespace: bytes, at: Version, keys: bytes | KeyRange | None = None) -> None:
-        """Make sure that no write at or below `at` is still to come, and that history reaches back to it.
+        """Return when no write at or below `at` is still to come; raise if history does not reach back to it.
 
         `keys` is the key or range to be read; None stands for the whole namespace.
         """
@@ -274,8 +274,8 @@ class LocalPartition(PreparingPartition):
         if at > self._committer.swaps.known:
             self._committer.swaps.learn(at)
         self._committer.wait_applied(at)
-        # Once more: of a partition that was given away before the clock passed `at`, the seal lies below, and
-        # the new owner may still write in between.
+        # Once more: a partition given away before the clock passed `at` was sealed below `at`, and its new
+        # owner may still write in between.
         if self.retired:
             raise moved(self)
         floor = self._prepared.floor
@@ -422,7 +422,7 @@ class LocalPartition(PreparingPartition):
         """A commit of the keys that were neither written nor published above `since`, checked."""
         writes = self._enter(keys, values, WriteKind.WRITE)
         self._committer.observe(since)
-        # The highest stamp of that version, of whichever site.
+        # The highest stamp of that version.
         unchanged = encode_stamp(since, SITE_IDS_MAX)
         stated = has_states(values)
 
@@ -460,12 +460,12 @@ def _are_within(within: KeyRange, keys: Sequence[bytes]) -> bool:
 
 
 def _admitted(entrance: Entrance, link: LinkGuard | None, decide: Decide) -> Decide:
-    """A decision inside a commit that is written only if the link has not moved on."""
+    """A decision whose writes are guarded, so that they are stored only if the link has not moved on."""
     if link is None:
         return decide
 
     def admit_first(mint: Mint) -> Writes | None:
-        # Before the records are read: what is removed after that moves a guard.
+        # Before the records are read: a removal after that moves a guard.
         guards = entrance.admit(link)
         writes = decide(mint)
         if writes is not None:
@@ -476,7 +476,7 @@ def _admitted(entrance: Entrance, link: LinkGuard | None, decide: Decide) -> Dec
 
 
 def _not_replaced(partition: LocalPartition, writes: Writes) -> Writes | None:
-    """Copies without those that are older than the data set that was published into their namespace."""
+    """The copies that are not older than the data set published into their namespace."""
     published = published_stamps(partition._engine, writes.keys)
     if published is None:
         return writes

@@ -23,7 +23,7 @@ from floodmark.partition.prepared.settling import SETTLES_MAX, settle_writes, tr
 from floodmark.partition.prepared.steps import AbortPrepared, CommitPrepared, Prepare, require_preparable
 from floodmark.partition.prepared.writes import OpenWrite, PreparedWrites, conflict
 
-# How often a prepare polls for the end of a conflicting write; so long it also waits in line.
+# How often a prepare polls for the end of a conflicting write; it waits in line for the same time.
 PREPARE_ASKS_MAX: Final = 40
 
 
@@ -59,7 +59,7 @@ class PreparingPartition:
             writes.values = list(map(mark_write, writes.values))
         self._committer.observe(highest_after(values))
         lines = self._prepared.lines
-        # Transactions in line may wait for what this one has prepared; a batch waits for none.
+        # If this one has prepared already, those in line may wait for it.  A batch waits for no transaction.
         is_first = siblings or not waits or lines.is_free(writes.keys)
         if is_first or self._prepared.find(transaction, self.range) is not None:
             step = self._try_prepare(transaction, writes, siblings, members, link)
@@ -119,7 +119,7 @@ class PreparingPartition:
         members: Sequence[bytes],
         link: LinkGuard | None,
     ) -> Prepare:
-        """Prepare a write unless others conflict with it; the step."""
+        """Prepare a write unless others conflict with it; returns the step."""
         step = Prepare(self._committer.place, self, transaction, writes, siblings, members, link)
         self._committer.commit(step)
         return step
@@ -143,7 +143,7 @@ class PreparingPartition:
     def ended_prepared(self, transactions: Sequence[str], siblings: Sequence[bytes]) -> list[bool]:
         named = zip(transactions, siblings, strict=True)
         found = [self._prepared.find_first(transaction, key) is None for transaction, key in named]
-        # A new owner may have it prepared.  Any read looks at the lease.
+        # A new owner may have it prepared.  Any read checks the lease.
         self._engine.get(META, BATCHES)
         if self.retired or not all(map(self.range.contains, siblings)):
             raise moved(self)
@@ -180,7 +180,7 @@ class PreparingPartition:
         own: bool = True,
         loaded: bool = False,
     ) -> Writes:
-        """The rows of a commit, checked."""
+        """Check keys and values; returns the rows of their commit."""
         self._entrance.check(keys, values, kind)
         writes = arrange(keys, values, own=own, loaded=loaded)
         check_fits(self.limits, len(writes.keys), writes.size)

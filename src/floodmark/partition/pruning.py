@@ -1,12 +1,12 @@
 """Removes stamps of fields that were deleted long ago from merged records.
 
-A record of fields keeps a stamp of each deleted field, and would grow without end if fields come and go.  A
+A record of fields keeps a stamp of each deleted field, and would grow without end with ever new fields.  A
 pass over a namespace rewrites the newest version of every key in place, without the stamps that hide nothing
 any more (`merge/parts.py`).  The value stays the same, so no snapshot and no change is affected.  A key with
 a prepared write keeps them: a copy that is prepared may be older, as in `retention/collect.py`.
 
-Only versions that are resolved for the whole site are rewritten: a recovery may find that another was never
-written, and a partition's owner writes only above them.  The same write raises the collected horizon.
+Only versions that are resolved for the whole site are rewritten: a recovery may still undo others, and the
+owner of a partition writes only above them.  The same write raises the collected horizon.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +32,7 @@ def prune_namespace(
     pause: Callable[[], bool],
     guards: Sequence[Guard] = (),
 ) -> int:
-    """Prune the records of a namespace of deletions at or below `settled`; the number of records.
+    """Remove deletions at or below `settled` from the records of a namespace; returns how many it changed.
 
     Deletions above the collected version stay, for readers that catch up by a scan.  `pause` is called
     between pages and ends the pass if it returns False.

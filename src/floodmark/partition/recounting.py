@@ -4,7 +4,7 @@ Commits add to the sums of the next heartbeat in memory, which a restart loses. 
 these commits, usually those of one second.  If the logs were trimmed, or there are very many commits, the
 interval stays unchecked, and its heartbeat says so.
 
-A node that takes a dead one over counts in the same way what the dead node has not told.
+A node that takes over from a dead one counts in the same way what the dead node's heartbeats lack.
 """
 
 from collections.abc import Iterable, Iterator, Sequence, Set
@@ -45,10 +45,10 @@ def recount(
     site_id: int,
     trimmed: Version,
 ) -> Recount | None:
-    """Count the commits above the last heartbeat of a node; None if the logs do not tell.
+    """Count the commits above the last heartbeat of a node; None if the logs do not show them all.
 
-    `open_logs` are those of the node's partitions.  A node of several that never wrote a heartbeat counts
-    from where its first log was opened.
+    `open_logs` are those of the node's partitions.  A node that shares its engine and never wrote a heartbeat
+    counts from the version at which its first log was opened.
     """
     try:
         last = last_beat(engine, node)
@@ -71,8 +71,8 @@ def recount(
 def end_log(log: LogRow, counted: tuple[int, Version], tallies: Iterable[CommitTally] | None) -> Heartbeat:
     """The heartbeat that ends a log for the account of the node that has counted it up to a version.
 
-    `tallies` are those of the log's changes above that; None if they are not known.  The caller sets the
-    heartbeat's version and time.
+    `tallies` are those of the log's changes above that version; None if they are unknown.  The caller sets
+    the heartbeat's version and time.
     """
     node, since = counted
     sums: dict[int, Sums] = {}
@@ -92,7 +92,7 @@ def end_log(log: LogRow, counted: tuple[int, Version], tallies: Iterable[CommitT
 def count_log(
     engine: Engine, log: LogRow, since: Version, site_id: int, trimmed: Version
 ) -> list[CommitTally] | None:
-    """Count the commits of a log above a version; None if the log does not tell, or the version is 0."""
+    """Count the commits of a log above a version; None if the log lacks some, or the version is 0."""
     tallies = _count_logs(engine, [log], since, site_id, trimmed) if since else None
     return None if tallies is None else tallies[log.id]
 
@@ -131,7 +131,7 @@ def last_beat(engine: Engine, log: int, until: Version = VERSION_MAX) -> Heartbe
 
 
 def _is_accounted(engine: Engine, log: LogRow, node: int, through: Version) -> bool:
-    """Whether a log, if it was sealed and is the node's, has told of all that it held above a version."""
+    """Whether the seal of a log, if the node's and above a version, has counted all changes above that."""
     if log.sealed_at is None or log.sealed_at <= through:
         return True
     beat = last_beat(engine, log.id, log.sealed_at)
@@ -139,7 +139,7 @@ def _is_accounted(engine: Engine, log: LogRow, node: int, through: Version) -> b
 
 
 def _look_up_values(engine: Engine, row: CommitRow, version: Version) -> list[bytes]:
-    """All that a commit stored.  Large values stand with the data."""
+    """The values of a commit; large ones, which the log lacks, are read from the data."""
     return [
         look_up_value(engine, key, version) if value is None else value
         for key, value in zip(row.keys, row.values, strict=True)
@@ -149,7 +149,7 @@ def _look_up_values(engine: Engine, row: CommitRow, version: Version) -> list[by
 def _count(
     keys: Sequence[bytes], values: Sequence[bytes], version: Version, site_id: int
 ) -> Iterator[CommitTally]:
-    """The sums of a commit, as the commit itself gave them."""
+    """The tallies of a commit, equal to those that the commit itself has added."""
     if values[0][-1] & HAS_ORIGIN:
         for namespace, count, digest, own in digest_copies(keys, values, site_id):
             yield version, namespace, count, digest, own

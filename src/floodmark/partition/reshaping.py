@@ -1,7 +1,7 @@
 """Changing the partitions of a node: split, merge, move.
 
-The node holds the turn meanwhile, after the prepared writes of the partitions have ended.  Their logs are
-sealed and the new partitions opened in one write, so that no version below the seal is still to come.
+The caller's thread first settles the prepared writes of the partitions, and then holds the turn.  One write
+seals their logs and opens the new partitions, so that no version below the seal is still to come.
 """
 
 import logging
@@ -56,7 +56,7 @@ class Reshaping:
         self._node = node
 
     def split(self, key: bytes) -> tuple[int, int]:
-        """Split the partition of a qualified key before that key; the two ids."""
+        """Split the partition of a qualified key before that key; returns the two new ids."""
         with self._sealing(lambda: [self._node.map.route(key)]):
             partition = self._node.map.route(key)
             if key == partition.range.start:
@@ -72,7 +72,7 @@ class Reshaping:
             return left_id, right_id
 
     def merge(self, left_id: int, right_id: int) -> int:
-        """Merge two neighbouring partitions; the id of the new one."""
+        """Merge two neighbouring partitions; returns the id of the new one."""
         with self._sealing(lambda: [_find(self._node.map, left_id), _find(self._node.map, right_id)]):
             left, right = _find(self._node.map, left_id), _find(self._node.map, right_id)
             if left.range.end is None or left.range.end != right.range.start:
@@ -103,7 +103,7 @@ class Reshaping:
                 partition.sealing = False
 
     def move(self, partition_id: int, owner: int) -> int:
-        """Give a partition to another node, which serves it when it has loaded the map; the new id."""
+        """Give a partition to another node, which serves it after it loads the map; returns the new id."""
         with self._sealing(lambda: [_find(self._node.map, partition_id)]):
             partition = _find(self._node.map, partition_id)
             # From here on no version is announced for it: the new owner only moves its clock past the seal.
@@ -111,14 +111,14 @@ class Reshaping:
             try:
                 return self._reshape([partition], [partition.range], owner=owner)[0]
             except BaseException:
-                # After a recovery the map tells.
+                # The map shows whether it moved; until storage has recovered, it stays retired.
                 partition.retired = self._node.storage.stopped or partition not in self._node.map.partitions
                 raise
 
     def _reshape(
         self, olds: Sequence[LocalPartition], ranges: Sequence[KeyRange], *, owner: int | None = None
     ) -> tuple[int, ...]:
-        """Seal the logs of some partitions and replace the partitions, in one write; the new ids.
+        """Seal the logs of some partitions and replace the partitions, in one write; returns the new ids.
 
         The caller holds the turn, so every version below the seal is settled.
         """

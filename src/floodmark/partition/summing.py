@@ -16,11 +16,12 @@ A version T ends an interval of the site if for each log that was opened below T
   one, so T must not lie between the two.  A log that a takeover has kept is not counted until it is sealed.
 
 **The order of reading.**  The ends of heartbeats are read before the partition map: a log that was sealed in
-between is still counted up to these ends.  The sums are read after the map: so they have all that was counted
-before a seal in the map.  A node that gets a partition writes there only above its own heartbeats.
+between is still counted up to these ends.  The sums are read after the map: so they include all that was
+counted before a seal in the map.  A node that gets a partition writes there only above its own heartbeats.
 
-**Doubt.**  If a node has lost count, or logs were trimmed, the heartbeat says that it proves nothing.  If a
-heartbeat of a node is missing, readers are told so: the site's heartbeat does not begin where the last ended.
+**Doubt.**  If a node has lost count, or logs were trimmed, the heartbeat is marked as unchecked.  If a
+heartbeat of a node is missing, the site's heartbeat does not begin where the last ended, which shows readers
+the gap.
 """
 
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -59,10 +60,10 @@ class LogAccount(NamedTuple):
 def sum_up(
     engine: Engine, logs: Sequence[LogRow], before: Heartbeat | None, trimmed: Callable[[], Version]
 ) -> Heartbeat | None:
-    """The next heartbeat of the site after `before`; None if logs change just now, or nothing can be told.
+    """The next heartbeat of the site after `before`; None if logs are just being changed or trimmed.
 
-    Its version, time and watermark are left to the caller.  It goes no further than `before` if no later
-    interval is complete.  `logs` are those known before the call.
+    The caller sets its version, time and watermark.  It ends where `before` ended if no later interval is
+    complete; without `before` it is None then.  `logs` are those known before the call.
     """
     # A last heartbeat that was trimmed ended at or below the trimmed version.
     since = trimmed() if before is None else before.through
@@ -76,7 +77,7 @@ def sum_up(
         # A node whose log is not among `logs` may have beaten, and have lost its partitions, meanwhile.
         beats = list(_read_beats(engine, present, since, trimmed))
     except VersionCollected:
-        # Trimmed just now.
+        # The logs are just being trimmed.
         return None
     if before is None and through == since:
         return None
@@ -86,7 +87,7 @@ def sum_up(
     for beat in (*summed, *(account.seal for account in seals if account.seal is not None)):
         for namespace, each in beat.sums.items():
             sums[namespace] = sums.get(namespace, Sums()).plus(each)
-    # After all was read: what was trimmed meanwhile is missing.
+    # After all was read: rows that were trimmed meanwhile are missing.
     is_doubtful = (
         before is None
         or since < trimmed()
@@ -115,7 +116,7 @@ def sum_up(
 def _read_beats(
     engine: Engine, logs: Sequence[LogRow], since: Version, trimmed: Callable[[], Version]
 ) -> Iterator[Heartbeat]:
-    """The nodes' heartbeats above a version, in order, as far as they are still there."""
+    """The nodes' heartbeats above a version, in order, except for those that were trimmed."""
     of_nodes = [log for log in logs if log.partition is None and log.id]
     for page in read_logs(engine, of_nodes, max(since, trimmed()), VERSION_MAX, trimmed):
         for line in page:
@@ -125,10 +126,10 @@ def _read_beats(
 
 
 def _load_accounts(engine: Engine, logs: Sequence[LogRow], since: Version) -> list[LogAccount] | None:
-    """The accounts of all logs that may have changes above a version; None if they change just now.
+    """The accounts of all logs that may have changes above a version; None if logs are just being changed.
 
-    `logs` were loaded just before.  The open logs that a node counts are put together: the first to be opened
-    stands for all.
+    `logs` were loaded just before.  The open logs that a node counts form one account, from the version at
+    which the first of them was opened.
     """
     accounts: list[LogAccount] = []
     opened: dict[int, Version] = {}
@@ -167,7 +168,7 @@ def _find_end(since: Version, ends: Set[tuple[int, Version]], accounts: Sequence
 
 
 def _has_lost_count(since: Version, accounts: Sequence[LogAccount], chain: Sequence[Heartbeat]) -> bool:
-    """Whether one of a node's heartbeats proves nothing, while there was something to count."""
+    """Whether one of a node's heartbeats is unchecked, while the node had changes to count."""
     return any(
         not beat.since and account.opened_at < beat.through and account.counted > since
         for beat in chain
@@ -184,8 +185,8 @@ def _find_gap(
 ) -> Version:
     """A version before which a heartbeat of a node is missing, or `since`.
 
-    The node wrote nothing at or below `begun`, at which its own log was opened.  The clock of a node that
-    gives it a partition may be behind that.
+    The node wrote nothing at or below `begun`, at which its own log was opened.  A log that it was given may
+    have been opened below that, by a node whose clock was behind.
     """
     counted = [
         account for account in accounts if max(since, account.opened_at) < min(through, account.counted)

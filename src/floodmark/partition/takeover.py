@@ -1,16 +1,16 @@
-"""Taking the partitions of a dead node over.
+"""Takes over the partitions of a dead node.
 
-The successor has raised the dead node's fence, so nothing more of that node happens.  It moves its clock past
-the dead node's ceiling, which bounds all that was stamped or announced there, seals the logs and opens new
-ones that name their parents.  The guard is the fence as the successor has raised it: if the dead node starts
-again meanwhile, or another node takes over, that one has the partitions.
+The successor has raised the dead node's fence, so that node writes nothing more.  The successor moves its
+clock past the dead node's ceiling, which bounds all that was stamped or announced there, seals the logs and
+opens new ones that name their parents.  The guard is the fence as the successor has raised it: if the dead
+node restarts meanwhile, or another node takes over, the write fails.
 
 A partition with prepared writes keeps its log: they may commit below the seal.  The successor takes it
 itself, so that the prepared writes hold its resolved version back at once, and seals the log when they have
 ended (`Node.heartbeat`).
 
-A log ends with a heartbeat for the account of the dead node, which has counted it so far.  The changes that
-the dead node has not told are counted from the log.
+A log ends with a heartbeat for the account of the dead node, which has counted it so far.  The successor
+counts from the log the changes that the dead node's heartbeats lack.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,15 +43,15 @@ from floodmark.partition.node import Node
 from floodmark.partition.prepared.writes import read_prepared
 from floodmark.partition.recounting import count_log, end_log, recount
 
-# Partitions that change hands in one write, and the rows of each.
+# Partitions that get new owners in one write, and the rows of each.
 BATCH_MAX: Final = 100
 ROWS_PER_PARTITION: Final = 5
 
 
 def take_over(node: Node, dead: int, incarnation: int, heirs: Sequence[int] = ()) -> int:
-    """Share the partitions of a dead node out; how many have a new owner.
+    """Distribute the partitions of a dead node; returns how many have a new owner.
 
-    Its fence was raised to `incarnation`.  `heirs` are the other nodes that live beside this one.
+    Its fence was raised to `incarnation`.  The partitions go to this node and to `heirs` in turn.
     """
     guard, owners = fence_guard(dead, incarnation), cycle((node.number, *heirs))
     taken = 0
@@ -71,12 +71,12 @@ def take_over(node: Node, dead: int, incarnation: int, heirs: Sequence[int] = ()
 
 
 def pass_ceiling(clock: HybridClock, engine: Engine, node: int) -> None:
-    """Move a clock past all that another node has stamped or announced."""
+    """Move a clock past every version that another node has stamped or announced."""
     clock.pass_version(load_number(engine, numbered(CEILING, node)))
 
 
 class _Estate:
-    """What a dead node has left.  Read after its fence was raised; the clock is past all of it."""
+    """The partitions and logs of a dead node, read after its fence was raised; the clock is past them."""
 
     def __init__(self, node: Node, dead: int) -> None:
         engine = node.engine
@@ -86,7 +86,7 @@ class _Estate:
         self.rows = [row for row in load_partitions(engine) if row.node == dead]
         logs = load_logs(engine)
         self._logs = {log.id: log for log in logs}
-        # The dead node may not have served yet what it was given: then its ceiling is below these.
+        # The dead node may not have served all of its partitions yet: its ceiling may be below their logs.
         node.clock.pass_version(max((self._logs[row.log].opened_at for row in self.rows), default=0))
         self._prepared = [key for _, key, _, _ in read_prepared(engine)]
         self._trimmed = node.retention.trimmed_version()
@@ -128,5 +128,5 @@ class _Estate:
         return msgspec.structs.replace(last, version=version, through=version, wall_ms=wall_ms)
 
     def _counted_before(self, row: PartitionRow) -> tuple[int, Version]:
-        """The node that has counted the log of a partition, and up to which version."""
+        """The node that has counted the log of a partition, and the version up to which it did."""
         return row.counted or (self._dead, 0 if self._counted is None else self._counted.through)

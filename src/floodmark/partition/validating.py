@@ -1,21 +1,22 @@
-"""Whether what a transaction has read is unchanged, found out in the round that commits it.
+"""Validates the reads of a transaction in the round that commits it.
 
 A transaction reads at a version R and commits at c.  It is serializable if nothing that it read was written
-in (R, c].  In its round all earlier commits can be read and no other is at work, so the newest versions tell.
+in (R, c].  In its round all earlier commits can be read and no other commit runs, so it is enough to compare
+the newest versions.
 
-**Ranges** are looked through before the round, up to the resolved version, because other commits wait for a
-round.  In the round only the change logs above that version are left to look at: a few milliseconds of
-commits.  Prepared writes are above it too, so none can be inserted below.
+**Ranges** are scanned before the round, up to the resolved version, because other commits wait for a round.
+In the round only the change logs above that version are left to read: a few milliseconds of commits.
+Prepared writes are above it too, so none can be inserted below.
 
-**A prepared write** on what was read is a conflict, and is not waited for.  It lies above R, since the reads
-at R have settled those below, and it may commit below c.
+**A prepared write** on a key that was read is a conflict, and is not waited for.  It lies above R, since the
+reads at R have settled those below, and it may commit below c.
 
-**An expiry** in (R, c] is a change like any other: what was alive at R and is dead at c is a conflict, though
-the node may not have told it yet (`expiring.py`).  It is judged as readers judge it at R and at c.  In ranges
-only whole records are looked for, in the index of expiries, and not single fields.
+**An expiry** in (R, c] is a change like any other: a record that was alive at R and is dead at c is a
+conflict, though the node may not have written its expiry yet (`expiring.py`).  It is judged as readers judge
+it at R and at c.  Ranges are checked only for whole records, by the index of expiries, and not for fields.
 
-**Garbage collection** may remove the deletion of a key.  Of a version that it has passed, nothing can be
-told, so that is a conflict too.
+**Garbage collection** may remove the deletion of a key.  So it is a conflict, too, if the collected version
+has passed R.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -74,7 +75,7 @@ class Validation:
         self._logs: frozenset[int] = frozenset()
 
     def look_ahead(self) -> None:
-        """Look through the ranges before the round; Conflict if one has changed."""
+        """Scan the ranges before the round; raises Conflict if one has changed."""
         serving = self._serving()
         # Before the version: a log that is opened later does not have all changes above it.
         self._logs = frozenset(
@@ -124,8 +125,8 @@ class Validation:
     def require_unchanged_until(self, at: Version, transaction: str) -> None:
         """Raise Conflict if anything that was read has changed at or below a version.
 
-        The clock has passed it, and commits at or below it can be read.  What the transaction itself has
-        prepared is no conflict.
+        The clock has passed it, and commits at or below it can be read.  The writes that the transaction
+        itself has prepared do not conflict.
         """
         self._require_known(self._committer.now())
         self._require_not_prepared(at, transaction)
@@ -145,9 +146,9 @@ class Validation:
                     raise self._conflict(key, version)
 
     def _require_not_expired(self, rows: Sequence[Row | None], until: Version) -> None:
-        """Raise Conflict if what was read, and is not written since, has expired before a version.
+        """Raise Conflict if a record that was read, and not written since, has expired before a version.
 
-        `rows` are those of the keys.
+        `rows` are the newest rows of the keys.
         """
         read_ms, now_ms = self._clock.judged_ms(self.reads.since), self._clock.judged_ms(until)
         first, last = read_ms // 1000 + 1, now_ms // 1000
@@ -176,7 +177,7 @@ class Validation:
         return conflict_on(key, by, self.reads.since, "has expired by")
 
     def _require_known(self, now: Version) -> None:
-        """Refuse a version so old that changes above it may have been forgotten."""
+        """Raise if the reads are so old that changes above them may have been removed."""
         since = self.reads.since
         if now - since > _AGE_MAX:
             age_ms = physical_ms(now) - physical_ms(since)
@@ -217,7 +218,7 @@ class Validation:
             raise self._conflict(*found)
 
     def _ranges_by_partition(self) -> dict[DecidingPartition, list[KeyRange]]:
-        """The ranges that were read, by the partitions that have them; PartitionMoved if one is elsewhere."""
+        """The ranges that were read, by partition; PartitionMoved if another node has one."""
         serving = self._serving()
         found: dict[DecidingPartition, list[KeyRange]] = {}
         for keys in self.reads.ranges:
@@ -227,7 +228,7 @@ class Validation:
         return found
 
     def _logged(self, partition: DecidingPartition) -> Iterator[tuple[Version, bytes]]:
-        """The versions and qualified keys in the change log of a partition above what was looked through."""
+        """The versions and qualified keys in the change log of a partition above the scanned version."""
         start, end = encode_log_range(partition.log_id, self._seen, VERSION_MAX)
         for log_key, row in scan_rows(self._engine, LOG, start, end):
             _, version, _ = decode_log_key(log_key)

@@ -1,6 +1,7 @@
-"""Writes over any keys of a node, with the validation of what their transaction has read.
+"""Writes over any keys of a node, which validate the reads of their transaction.
 
-One value in the partition that is called takes the way of a plain put.  All else is a decided commit.
+A single value in the partition that is called is committed like a plain put.  Every other write is a decided
+commit.
 """
 
 from collections.abc import Mapping, Sequence
@@ -81,9 +82,9 @@ class NodeWrites:
         return commit_decided(self._committer, make).version
 
     def _append(self, partition: DecidingPartition, key: bytes, value: bytes, *, durable: bool) -> Version:
-        """Commit a value whose key holds the version, if no other commit is at work; 0 if one is."""
+        """Commit a value whose key contains the version, while no other commit runs; 0 if one does."""
         append = decode_append(value)
-        # What `Entrance.check` would make of a plain value, which is hot.
+        # The plain value that `Entrance.check` would make of it; taken here, since this path is hot.
         is_plain = append.stored.endswith(PLAIN) and append_size(key, append.shift) >= NAMESPACE_BYTES
         self._entrance.check((key,), (append.stored if is_plain else value,), WriteKind.WRITE)
         if append.after > self._clock.latest:
@@ -161,7 +162,7 @@ class NodeWrites:
     def _begin(
         self, keys: Sequence[bytes], values: Sequence[bytes], reads: ReadSet | None, transaction: str
     ) -> Validation | None:
-        """Check a write before its round; how its reads are validated there."""
+        """Check a write before its round; returns the validation of its reads in the round."""
         self._entrance.check(keys, values, WriteKind.WRITE)
         if any_append(values) and (after := highest_after(values)) > self._clock.latest:
             self._committer.observe(after, skew_ms_max=READ_SKEW_MS_MAX)
@@ -188,7 +189,7 @@ class NodeWrites:
 
 
 def _is_one(partition: DecidingPartition, keys: Sequence[bytes], values: Sequence[bytes]) -> bool:
-    """Whether a write is of one value in its partition."""
+    """Whether a write is one plain or expiring value, or one deletion, in its partition."""
     return (
         len(keys) == 1
         and not is_state(values[0])
@@ -198,5 +199,5 @@ def _is_one(partition: DecidingPartition, keys: Sequence[bytes], values: Sequenc
 
 
 def _declared(reads: ReadSet | None) -> Sequence[KeyRange]:
-    """What a transaction declares as written."""
+    """The ranges that a transaction declares as written."""
     return () if reads is None else reads.writes

@@ -1,4 +1,4 @@
-"""From keys to the partitions that serve them, in this process or behind a server."""
+"""Routes calls by key to the partitions that serve them, in this process or at a server."""
 
 from floodmark.routing.batches import BatchWriter
 from floodmark.routing.calls import CallPool

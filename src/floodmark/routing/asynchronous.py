@@ -1,7 +1,7 @@
-"""The calls of a router, awaited: over asyncio if the keys are in one partition that a line leads to.
+"""The calls of a router for asyncio: over a line if all keys are in one partition of a server with RESP.
 
-Everything else is left to the router itself, in a worker thread: keys of several partitions, partitions that
-move, nodes that do not answer, and servers without RESP.
+The router itself makes all other calls, in a worker thread: keys of several partitions, partitions that move,
+nodes that do not answer, and servers without RESP.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -47,7 +47,7 @@ class AsyncRouter:
     async def get_many(self, keys: Sequence[bytes], at: Version | None) -> list[bytes | None]:
         blocking = partial(self._router.get_many, keys, at)
         found = await self._call(GET_MANY, keys, (list(keys), at), blocking)
-        # An answer may hold fewer values than were asked for, if they are large.
+        # An answer may have fewer values than keys, if they are large.
         return found if len(found) == len(keys) else await self._in_thread(blocking)
 
     async def put_one(self, key: bytes, stored: bytes, *, durable: bool) -> Version:
@@ -69,7 +69,7 @@ class AsyncRouter:
         return bool(await self._call(COMPARE_AND_SET, (key,), (key, expected, stored, durable), blocking))
 
     def close(self) -> None:
-        """Let go of all lines."""
+        """Close all lines."""
         for lines in self._lines.values():
             lines.close()
 
@@ -99,7 +99,7 @@ class AsyncRouter:
         return await self._in_thread(blocking)
 
     def _find_partition(self, keys: Sequence[bytes]) -> RemotePartition | None:
-        """The partition of all keys; None if there is none, or the router should look."""
+        """The partition of all keys; None if they are in several, or the router has to find it."""
         known = self._maps.known
         if known is None or not 0 < len(keys) <= KEYS_MAX or len(set(keys)) < len(keys):
             return None

@@ -1,20 +1,19 @@
-"""Atomic reads: of each atomic batch all that is read, or nothing (RAMP).
+"""Atomic reads: of the keys that are read, all those of an atomic batch show it, or none does (RAMP).
 
-A batch has one stamp, and one commit version c in all its partitions.  A key holds the batch's value or a
-later one if its record has the batch's stamp or a higher one.  So it does if its answer's resolved version
+A batch has one stamp, and one commit version c in all its partitions.  A key shows the batch or a later write
+if its record has the batch's stamp or a higher one.  It also does if the resolved version of its answer
 *covers* c, that is, lies at or above it: nothing at or below c was still to come when the key was read.
 
 1. Every node answers for its keys: the newest records, its resolved version from before, and the siblings of
    the batches that wrote them, as far as it knows them (`partition/atomic_reading.py`).
 2. If a record of a batch was read, and a sibling with an older stamp, the sibling is read again, *at c*.  The
-   newest might belong to a later batch, of which other keys were missed.
-3. If siblings are not known, or the second round finds something else than the batch's own record, all keys
-   are read at one fresh version.
-
+   newest record might belong to a later batch, of which other keys were missed.
+3. If siblings are unknown, or the second round finds a record other than the batch's own, all keys are read
+   at one fresh version.
 4. If a node does not know yet that a data set was published, all keys are read at one fresh version, too.
 
-**Merged records** (fields, counters) hold what many batches have added, and the mark of the last only.  One
-that is not covered by all answers is therefore taken for a batch with unknown siblings, marked or not.
+**Merged records** (fields, counters) contain the writes of many batches, and the mark of the last only.  So a
+merged record that not all answers cover is treated as one of a batch with unknown siblings, marked or not.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,7 +29,7 @@ Snapshot = Callable[[Version], list[bytes | None]]
 
 
 class FirstRound:
-    """The newest records of distinct keys, and what the nodes know of their batches."""
+    """The newest records of distinct keys, and the siblings in their batches that the nodes know."""
 
     def __init__(self, router: Router, keys: Sequence[bytes]) -> None:
         self.records: dict[bytes, AtomicRecord] = {}
@@ -90,7 +89,7 @@ class FirstRound:
 
 
 def read_atomic(router: Router, keys: Iterable[bytes], snapshot: Snapshot) -> Mapping[bytes, bytes | None]:
-    """The values of qualified keys, of which no batch is read in part; None for a key without value."""
+    """The values of qualified keys, with no batch read in part; None for a key without value."""
     distinct = list(dict.fromkeys(keys))
     if not distinct:
         return {}

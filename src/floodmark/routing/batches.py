@@ -1,12 +1,12 @@
 """Atomic batches over several nodes.
 
 The writer prepares a batch at each partition that has keys of it, and commits it at the highest version p
-that one of them has answered.  From the last prepare on the batch is committed, whether its writer lives or
-not: each partition that has held it for a second asks the others (`ask_fate`), and all find one version.
+that a partition has returned.  From the last prepare on the batch is committed, even if its writer fails:
+each partition that has had it prepared for a second asks the others (`ask_fate`), and all find one version.
 
-A writer that misses an answer asks as well.  It must not abort a batch by itself, because a partition may
-have found it prepared everywhere.  A partition that has not prepared it refuses it when it is asked, for
-ever; then nothing was written, and the router tries again under a fresh id.  The random model of these rules
+A writer that misses an answer asks as well.  It must not abort a batch on its own, because a partition may
+have found it prepared everywhere.  A partition that has not prepared the batch refuses it for ever when it is
+asked; then nothing was written, and the router tries again under a fresh id.  The random model of these rules
 is `tests/partition/test_batches_model.py`.
 """
 
@@ -31,9 +31,9 @@ from floodmark.partition import Node
 from floodmark.partition.node import ended_batches, forget_batches
 from floodmark.routing.calls import CallPool
 
-# What has become of a batch is kept for so long, since repeated prepares may come late, and clocks differ.
+# The outcome of a batch is kept this long, since repeated prepares may arrive late, and clocks differ.
 FORGET_MS: Final = 2 * BATCH_AGE_MS_MAX
-# How many are forgotten at once.
+# How many outcomes are removed at once.
 FORGET_MAX: Final = 5_000
 
 _log = logging.getLogger("floodmark.site")
@@ -49,9 +49,9 @@ class CallPartition(Protocol):
 
 
 def ask_fate(call: CallPartition, batch: str, siblings: Sequence[bytes]) -> Fate:
-    """How a batch ends: each of its partitions that has not prepared it refuses it now.
+    """The decision on a batch.  A partition that is asked and has not prepared it refuses it from then on.
 
-    `siblings` are its partitions, each named by the first key that it has there.
+    `siblings` are its partitions, each named by the first key that the batch has there.
     """
     highest: Version = 0
     for key in siblings:
@@ -63,14 +63,14 @@ def ask_fate(call: CallPartition, batch: str, siblings: Sequence[bytes]) -> Fate
 
 
 def forget_ended(node: Node, maps: PartitionMaps, call: CallPartition) -> None:
-    """Forget what has become of batches at a node that cannot be prepared, and that no partition has open."""
+    """Remove from a node the outcomes of batches too old to be prepared, and prepared at no partition."""
     found = list(islice(ended_batches(node, FORGET_MS), FORGET_MAX))
     still_open = _find_open({(key, each[0]) for each in found for key in each[2].siblings}, maps, call)
     forget_batches(node, [(batch, key) for batch, key, _ in found if batch not in still_open])
 
 
 def _find_open(parts: Set[tuple[bytes, str]], maps: PartitionMaps, call: CallPartition) -> set[str]:
-    """The batches that are prepared in a partition of some keys, or may be: it did not answer."""
+    """The batches that are prepared in a partition of some keys, or may be, since it did not answer."""
     still_open: set[str] = set()
     served = maps.map
     for _, group in groupby(sorted(parts), key=lambda part: served.route(part[0]).id):
@@ -102,11 +102,11 @@ class BatchWriter:
         link: LinkGuard | None = None,
         batch: str = "",
     ) -> Version:
-        """Write the rows of several partitions as one batch; its version.  Copies may have a `link`'s guard.
+        """Write the rows of several partitions as one batch; returns its version.
 
-        The id of a `batch` that a client has given is used for this attempt only.
-        Raises PartitionMoved, if another attempt may succeed, or Terminal: then nothing was written.  Raises
-        OutcomeUnknown if a partition gives no answer in time.
+        Copies may have the guard of a `link`.  `batch` is the id that a client has given, for this attempt
+        only.  Raises PartitionMoved if another attempt may succeed, or a Terminal error; nothing was written
+        then.  Raises OutcomeUnknown if a partition does not answer in time.
         """
         batch, siblings = batch or self._mint(), [min(rows) for _, rows in groups]
         members = [key for _, rows in groups for key in rows]
@@ -121,7 +121,7 @@ class BatchWriter:
         else:
             version = _version_after(failures[0], call, batch, siblings)
             if not version:
-                # One that is not reached aborts it by itself.
+                # A partition that cannot be reached aborts it later, when it asks the others.
                 self.calls.each(
                     [partial(partition.abort_prepared, batch, min(rows)) for partition, rows in groups]
                 )
@@ -153,7 +153,7 @@ def _version_after(
 
 
 def _nothing_written(failures: Sequence[FloodmarkError]) -> FloodmarkError:
-    """The error of a batch that is refused: one that stays, if there is one."""
+    """The error for a refused batch: StaleLink or a lasting one, if there is any; else PartitionMoved."""
     for error in failures:
         if isinstance(error, StaleLink):
             return error

@@ -1,4 +1,4 @@
-"""Calls of several nodes at once."""
+"""Concurrent calls of several nodes."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,8 +13,8 @@ Result = TypeVar("Result")
 class CallPool:
     """Makes calls in threads of its own.  Safe to use from many threads.
 
-    No call waits for a free thread: it might wait for calls that wait for its own effect, as prepares wait
-    for a commit.  The caller makes it instead.  A pool of 0 threads makes calls one after the other.
+    No call waits for a free thread: the calls before it might wait for its own effect, as prepares wait for a
+    commit.  The caller's thread makes it instead.  A pool of 0 threads makes calls one after the other.
     """
 
     def __init__(self, threads_max: int = 0) -> None:
@@ -22,13 +22,13 @@ class CallPool:
         self._executor = ThreadPoolExecutor(max(1, threads_max), thread_name_prefix="floodmark-calls")
 
     def each(self, calls: Sequence[Callable[[], Result]]) -> list[Result | FloodmarkError]:
-        """What each call returns or raises, when all have ended; this thread makes the first."""
+        """The result or error of each call, when all have ended; this thread makes the first call."""
         begun = [None if place == 0 else self._begin(call) for place, call in enumerate(calls)]
         own = {place: _attempt(calls[place]) for place, future in enumerate(begun) if future is None}
         return [own[place] if future is None else future.result() for place, future in enumerate(begun)]
 
     def all(self, calls: Sequence[Callable[[], Result]]) -> list[Result]:
-        """What the calls return; raises the first error, when all have ended."""
+        """The results of the calls; raises the first error, when all have ended."""
         results: list[Result] = []
         for answer in self.each(calls):
             if isinstance(answer, FloodmarkError):
@@ -49,7 +49,7 @@ class CallPool:
         return future
 
     def close(self) -> None:
-        """Take no more calls; those under way go on."""
+        """Accept no more calls; those under way continue."""
         self._executor.shutdown(wait=False)
 
 

@@ -1,7 +1,7 @@
-"""From keys to partitions, through splits, merges and moves.
+"""Routes calls by key to partitions, through splits, merges and moves.
 
-A partition that was split, merged or moved refuses with `PartitionMoved`, and the router looks at the map
-again.  So it does when the owner of a partition does not answer, if another node may take it over (`Moves`).
+A partition that was split, merged or moved refuses with `PartitionMoved`, and the router loads the map again.
+It also does so when the owner of a partition does not answer, if another node may take over (`Moves`).
 Groups of keys and their partition are always taken from one and the same map: a newer one may give a key to
 another partition.
 """
@@ -34,18 +34,18 @@ from floodmark.partition.commit.entering import Entrance, WriteKind, ends_of
 from floodmark.routing.batches import BatchWriter
 from floodmark.routing.calls import CallPool
 
-# A key may change hands this often under one call; more means that something is wrong.
+# How often the partition of a key may move during one call; more often means that something is wrong.
 ROUTES_MAX: Final = 100
 
 Result = TypeVar("Result")
 Rows = Mapping[bytes, bytes]
 Groups: TypeAlias = Sequence[tuple[Partition, Rows]]
-# Commits keys and values; its answer.
+# Commits keys and values, and returns the partition's answer.
 CommitRows: TypeAlias = Callable[[Partition, Sequence[bytes], Sequence[bytes]], int]
 
 
 def partly_done(done: int, failure: FloodmarkError) -> FloodmarkError:
-    """The error after a failure at one of several places, between which no commit is atomic."""
+    """The error for a failure after `done` keys were written elsewhere; without any, the failure itself."""
     if not done:
         return failure.again()
     return PartlyDone(
@@ -55,16 +55,16 @@ def partly_done(done: int, failure: FloodmarkError) -> FloodmarkError:
 
 
 class Moves(Protocol):
-    """How one call goes on after its partition has moved."""
+    """The retries of one call after its partition has moved."""
 
     def follows(self, error: FloodmarkError) -> bool:
-        """Whether the call may be repeated: nothing was done, and a newer map may help."""
+        """Whether to repeat the call: it had no effect, and a newer map may help."""
 
     def follow(self, error: FloodmarkError, partition: Partition | None) -> None:
-        """Learn the map anew, after a partition refused; raises the error if the call should not go on."""
+        """Load the map again, after a partition refused; raises the error if the call must not go on."""
 
     def renew(self) -> None:
-        """Begin anew: the call got on."""
+        """Reset the retries, after progress of the call."""
 
 
 class MakeMoves(Protocol):
@@ -74,7 +74,7 @@ class MakeMoves(Protocol):
 
 
 class MapMoves:
-    """Looks at the map again, a limited number of times."""
+    """Loads the map again, a limited number of times."""
 
     def __init__(self, maps: PartitionMaps, *, stream: bool = False) -> None:
         self._maps = maps
@@ -94,7 +94,7 @@ class MapMoves:
 
 
 class Router:
-    """Finds the partition of a key and goes on where it has moved."""
+    """Calls the partition of a key, and follows it when it moves."""
 
     def __init__(
         self,
@@ -110,9 +110,9 @@ class Router:
         self._mint = mint
         # Writes batches over several nodes; without it, the node that owns the first key does.
         self._batches = batches
-        # Makes calls of several nodes at once, if this process is a node of several.
+        # Calls several nodes at once, if the site has several.
         self.calls = CallPool() if batches is None else batches.calls
-        # What the partitions of this process ask before they store anything.
+        # The checks that the partitions of this process make before they store anything.
         self._entrance = entrance
         self._moves: MakeMoves = moves or partial(MapMoves, maps)
 
@@ -133,11 +133,11 @@ class Router:
         return self.call(key, lambda partition: partition.get(key, at))
 
     def find(self, key: bytes, at: Version | None, end: bytes | None = None) -> Versioned | None:
-        """The record of a qualified key; with `end`, of the first one before it, if one look-up finds it."""
+        """`Partition.find` of a qualified key; with `end`, of the first key in `[key, end)`."""
         return self.call(key, lambda partition: partition.find(key, at, end))
 
     def compare_and_set(self, key: bytes, expected: bytes | None, stored: bytes, *, durable: bool) -> bool:
-        """Write a qualified key if its present value is `expected`; whether it was."""
+        """Write a qualified key if its present value is `expected`; returns whether it was."""
         return self.call(
             key, lambda partition: partition.compare_and_set(key, expected, stored, durable=durable) != 0
         )
@@ -162,7 +162,7 @@ class Router:
         return [found[key] for key in keys]
 
     def put(self, rows: Rows, *, durable: bool) -> Version:
-        """Commit qualified keys, once per node; the highest version, 0 for no rows.
+        """Commit qualified keys, once per node; returns the highest version, 0 for no rows.
 
         Rows that do not fit into one commit per node are refused before anything is written.
         """
@@ -177,7 +177,7 @@ class Router:
         )
 
     def merge(self, rows: Rows, *, durable: bool) -> Version:
-        """`put` for unstamped states, each of which is merged into what its key holds."""
+        """`put` for unstamped states, each of which is merged into the record of its key."""
         return max(
             self._commit_groups(
                 rows,
@@ -189,7 +189,7 @@ class Router:
         )
 
     def write_batch(self, rows: Rows, *, durable: bool, transaction: str = "") -> Version:
-        """Commit values and unstamped states of any namespaces as one atomic batch; its version.
+        """Commit values and unstamped states of any namespaces as one atomic batch; returns its version.
 
         A batch that does not fit into one commit is refused.  Over several nodes it is always durable.  With
         the id of a `transaction` it is tried once: a caller that gets PartitionMoved takes another id.
@@ -214,9 +214,9 @@ class Router:
     def write_together(self, rows: Rows, reads: ReadSet | None, *, durable: bool) -> Version | None:
         """Commit values and unstamped states if nothing of `reads` has changed, in one round of a node.
 
-        The version; Conflict if something has changed, None if the keys lie at several nodes.  Writes without
-        reads are an atomic batch.  Raises CommitUnknown if the answer of another process is lost: each
-        attempt has an id of its own, since one that was refused is never committed.
+        Returns the version, or None if several nodes have the keys; raises Conflict if a read has changed.
+        Writes without reads are an atomic batch.  Raises CommitUnknown if the answer of another process is
+        lost.  Each attempt has an id of its own, since an id that was refused is never committed.
         """
         first = min(rows)
 
@@ -271,8 +271,8 @@ class Router:
     def apply(self, rows: Rows, *, durable: bool, link: LinkGuard | None = None) -> Version:
         """`put` for values that carry their origin: each is stored where its stamp wins, if it is admitted.
 
-        The node of the highest stamp comes first: if that lies too far ahead, nothing is stored.  An atomic
-        batch of another site is one batch here, also over several nodes.
+        The node with the highest stamp is called first: if that is too far ahead, nothing is stored.  An
+        atomic batch of another site is one batch here, also over several nodes.
         """
         spanning: list[Rows] = []
 
@@ -280,7 +280,7 @@ class Router:
             return partition.apply(keys, values, durable=durable, link=link)
 
         def group(rows: Rows) -> Groups:
-            # Also when partitions have moved: then a batch may lie at several nodes that lay at one.
+            # Called again when partitions have moved: a batch of one node may then be at several.
             groups, apart = _take_spanning(self._groups_by_place(rows))
             spanning.extend(apart)
             return groups
@@ -304,7 +304,7 @@ class Router:
         return self._batches.write(self.call, self._groups(rows), link, transaction)
 
     def load(self, rows: Rows, *, durable: bool) -> Version:
-        """`apply` without a trace in the change log."""
+        """`apply` without rows in the change log."""
         return max(
             self._commit_groups(
                 rows,
@@ -316,7 +316,7 @@ class Router:
         )
 
     def put_unchanged(self, rows: Rows, since: Version, *, durable: bool) -> int:
-        """`put` of those qualified keys whose newest stamp is not above `since`; how many."""
+        """`put` the qualified keys whose newest stamp is not above `since`; returns how many."""
 
         def put(partition: Partition, keys: Sequence[bytes], values: Sequence[bytes]) -> int:
             return partition.put_unchanged(keys, values, since, durable=durable)
@@ -332,12 +332,13 @@ class Router:
         together: CommitRows | None = None,
         group: Callable[[Rows], Groups] | None = None,
     ) -> list[int]:
-        """Commit to each partition what is its own; what each answered.  The highest rank comes first.
+        """Commit its rows to each partition, the highest rank first; returns their answers.
 
         `together` commits to several partitions of one node, by way of the first.  `group` makes the groups,
         and may leave rows out.
 
-        What one partition would refuse is not stored in part in another.
+        All rows are checked before the first commit: rows that one partition would refuse are not stored in
+        part at another.
         """
         answers: list[int] = []
         group = group or (self._groups if together is None else self._groups_by_place)
@@ -358,7 +359,7 @@ class Router:
         return answers
 
     def delete_unchanged(self, keys: Sequence[bytes], since: Version, *, durable: bool) -> int:
-        """Delete qualified keys that were not written after `since`; how many."""
+        """Delete qualified keys that were not written after `since`; returns how many."""
         deleted = 0
 
         def delete_group(partition: Partition, group: Rows) -> None:
@@ -460,7 +461,7 @@ class Router:
         divides: bool = False,
         group: Callable[[Rows], Groups] | None = None,
     ) -> None:
-        """Commit group by group, up to the first that fails, and those again whose partition has moved.
+        """Commit group by group, up to the first that fails; repeat those whose partition has moved.
 
         `group` makes the groups of these.
 
@@ -496,7 +497,7 @@ class Router:
         partition_map = self.maps.map
         if len(partition_map.partitions) == 1:
             return [(partition_map.partitions[0], rows)] if rows else []
-        # In order, the keys of a partition stand together.
+        # In order, the keys of a partition are consecutive.
         keys = sorted(rows)
         return [
             (partition, {key: rows[key] for key in keys[place]})
@@ -504,7 +505,7 @@ class Router:
         ]
 
     def _groups_by_place(self, rows: Rows) -> Groups:
-        """Rows by the place that has their keys, with the first of its partitions."""
+        """Rows by the place (the process) that has their keys, with the first of its partitions."""
         groups = self._groups(rows)
         return _by_place(groups) if len(groups) > 1 else groups
 
@@ -518,7 +519,7 @@ def _by_place(groups: Groups) -> Groups:
 
 
 def _take_spanning(groups: Groups) -> tuple[Groups, list[Rows]]:
-    """What each of several places commits by itself, and the copied atomic batches that lie at several."""
+    """Separate the copied atomic batches with keys at several places from the rows of each place alone."""
     if len(groups) < 2:
         return groups, []
     batches: dict[bytes, dict[bytes, bytes]] = {}
@@ -566,7 +567,7 @@ def _is_at(known: PartitionMap[Partition], place: str, reads: ReadSet) -> bool:
 
 
 def each_part(router: Router, keys: KeyRange, work: Callable[[Partition, KeyRange], object]) -> None:
-    """Do work that may be repeated with what each partition has of a range."""
+    """Do repeatable work with the part of a range that each partition has."""
 
     def take(keys: KeyRange, partition: Partition) -> KeyRange | None:
         within = partition.range.intersect(keys)
@@ -590,7 +591,7 @@ def _highest_stamp(rows: Rows) -> Version:
 
 
 def _columns(rows: Rows) -> tuple[Sequence[bytes], Sequence[bytes]]:
-    """Keys and values, as they are if they are columns."""
+    """Keys and values; as columns if the rows have them."""
     if isinstance(rows, Pairs) and rows.is_ordered:
         return rows.columns()
     return list(rows), list(rows.values())
@@ -626,7 +627,7 @@ def _too_large(rows: Rows, partition: Partition) -> CommitTooLarge:
 def _behind(
     keys: KeyRange, finished: KeyRange | None, last: bytes | None, *, reverse: bool
 ) -> KeyRange | None:
-    """What is left of a range after a partition was read to its end, or up to `last`."""
+    """The rest of a range after a partition was read to its end, or up to `last`."""
     if finished is not None:
         start, end = (keys.start, finished.start) if reverse else (finished.end, keys.end)
     elif last is not None:

@@ -1,21 +1,21 @@
 """The transactions of a coordinator in memory, and the threads that wait for them, under one lock.
 
 The agenda is a heap of the times at which transactions are due.  A note is never later than the due time of
-its transaction; if that has moved since, the transaction is noted again when its turn comes.  So a step costs
-O(log n), and the sweeping thread sleeps until the first note.
+its transaction; if the due time has become later, the transaction is noted again when the note is reached.
+So a step costs O(log n), and the sweeping thread sleeps until the first note.
 
 **Recovery** rebuilds the transactions from the live records of the log.  A record without the beginning of
 its transaction is an *orphan*: it has no effect and is dropped.  The beginning is written first and removed
 together with all records that the coordinator knows, so an orphan is a record of unknown outcome that a crash
-left behind: a participant whose caller never learned that it had joined, so that it has done nothing, or a
-decision of which no participant was told, and a later one ended the transaction.
+left in the log: of a participant whose caller never learned that it had joined, and which has done nothing,
+or of a decision that was sent to no participant, before a later decision ended the transaction.
 
 An open transaction is aborted at once if no caller can still commit it:
 
-- a partition takes part.  Partitions join only inside a commit, so the restart cut that commit off between
-  the prepared write and the decision, and the prepared write holds the resolved version back.  A client that
-  repeats the commit learns that the transaction is aborted, and may run it again;
-- the process that began it has ended, because it had the site open itself.
+- a partition takes part.  Partitions join only inside a commit, so the restart interrupted that commit
+  between the prepared write and the decision, and the prepared write holds the resolved version back.  A
+  client that repeats the commit is told that the transaction is aborted, and may run it again;
+- the process that began it has ended, because it had opened the site itself.
 
 The abort needs no record: every recovery from the same records decides the same.  Other open transactions
 belong to clients of a server and stay open until their deadline.
@@ -44,9 +44,9 @@ from floodmark.model.version import Version
 from floodmark.transaction.records import Aborting, Begun, Committing, Joined, Record
 
 NEVER_MS: Final = 1 << 62
-# How many stale notes are kept beside two for each transaction.
+# The agenda drops its stale notes above two notes for each transaction plus this number.
 _STALE_MAX: Final = 1_000
-# How many ended transactions are remembered, for callers that ask again.
+# How many ended transactions are remembered, for callers that repeat a request.
 ENDED_REMEMBERED: Final = 10_000
 
 PAUSE_MS_FIRST: Final = 50
@@ -99,7 +99,7 @@ class HeldTransaction:
     joining: int = 0
     parts: int = 0
     is_deciding: bool = False
-    # Whether a thread is telling the participants, and the earliest time of the next attempt.
+    # Whether a thread is sending the decision to participants, and the earliest time of the next attempt.
     is_telling: bool = False
     retried_ms: int = 0
     retries: int = 0
@@ -123,7 +123,7 @@ class HeldTransaction:
 
     @property
     def due_ms(self) -> int:
-        """When a sweep has to handle it."""
+        """The time from which a sweep must handle it."""
         return max(self.expires_ms, self.retried_ms) if self.is_open else self.retried_ms
 
     def join(self, participant: Participant) -> None:
@@ -145,7 +145,7 @@ class HeldTransaction:
         self.retries += 1
 
     def end(self) -> Ended:
-        """Set the final state; the transaction as it is remembered."""
+        """Set the final state; returns the transaction as it is remembered."""
         is_commit = self.state is TransactionState.COMMITTING
         self.state = TransactionState.COMMITTED if is_commit else TransactionState.ABORTED
         return Ended(self.id, self.state, self.version, self.reason, self.wrote)
@@ -235,7 +235,7 @@ class Agenda:
 
 
 class OverTime(Exception):
-    """A transaction is past its deadline.  Internal: callers learn it when its abort is in the log."""
+    """A transaction is past its deadline.  Internal: callers get an error once its abort is in the log."""
 
 
 class TransactionBook:
@@ -245,16 +245,16 @@ class TransactionBook:
         self.lock = Lock()
         self.growing_ms = growing_ms
         self.held = held
-        # The number of transactions whose beginning is on its way to the log.
+        # The number of transactions whose beginning is being written to the log.
         self.beginning = 0
-        # The number of each owner's transactions that have not ended, with those on their way.
+        # By owner, the number of transactions that have not ended, including those being begun.
         self.owned: dict[str, int] = Counter(map(owner_of, held))
         self.is_closed = False
-        # Wakes threads that wait for the end of a step or of a transaction; their number.
+        # Wakes the threads that wait for the end of a step or of a transaction; `_waiting` is their number.
         self._changed = Condition(self.lock)
         self._waiting = 0
         self._ended: OrderedDict[str, Ended] = OrderedDict()
-        # The sweeping thread sleeps on this, until a time by the monotonic clock.
+        # The sweeping thread waits on this condition, until a time of the monotonic clock.
         self._work = Condition(self.lock)
         self._asleep_until_ms = 0
         self._agenda = Agenda(held)
@@ -264,7 +264,7 @@ class TransactionBook:
     # Transactions
 
     def find(self, transaction: str) -> HeldTransaction | Ended | None:
-        """A transaction, also one that ended recently."""
+        """A transaction, also if it has ended recently; None if it is unknown."""
         return self.held.get(transaction) or self._ended.get(transaction)
 
     def require_running(self) -> None:
@@ -286,7 +286,7 @@ class TransactionBook:
         return held.is_open and held.expires_ms <= self.growing_ms()
 
     def release(self, held: HeldTransaction) -> None:
-        """Wake threads that wait for a transaction of which a step has ended, and note when it is due."""
+        """After a step of a transaction: wake the threads that wait for it, and note when it is due."""
         if self._waiting:
             self._changed.notify_all()
         if held.is_quiet and self._agenda.note(held) < self._asleep_until_ms:
@@ -295,7 +295,7 @@ class TransactionBook:
     def wait_for(
         self, transaction: str, is_met: Callable[[HeldTransaction], bool], seconds_max: float
     ) -> None:
-        """Wait until a condition holds of a transaction, the book is closed, or the time is over."""
+        """Wait until a transaction meets a condition, the book is closed, or the time is over."""
         held = self.held.get(transaction)
         if held is not None and not is_met(held):
             self._waiting += 1
@@ -310,7 +310,7 @@ class TransactionBook:
             return list(self.held.values())
 
     def end(self, held: HeldTransaction) -> bool:
-        """Move a transaction to those that have ended; False if it is there."""
+        """Move a transaction to those that have ended; False if that was done before."""
         if held.id not in self.held:
             return False
         self._ended[held.id] = held.end()
@@ -361,7 +361,7 @@ class TransactionBook:
             return False
 
     def close(self) -> None:
-        """Refuse from now on, and wake all waiting threads.  Takes the lock."""
+        """Refuse all further calls, and wake all waiting threads.  Takes the lock."""
         with self.lock:
             self.is_closed = True
             self._changed.notify_all()
@@ -410,7 +410,7 @@ def replay(
         if isinstance(record, Joined):
             held.join(record.participant)
         elif not isinstance(record, Begun):
-            # The last decision counts: no participant was told of an earlier one.
+            # The last decision counts: an earlier one was sent to no participant.
             held.decide(record)
     for held in found.values():
         if held.is_open and (held.wrote or is_abandoned(held.id)):

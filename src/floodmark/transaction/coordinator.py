@@ -1,22 +1,22 @@
 """The coordinator decides about transactions.  One record in its log is the decision.
 
 **Log first, memory second.**  A step is written to the log, and memory changes only when the record is
-durable, so no caller learns of a state that a crash could take back.  The log's thread applies it: Ctrl-C
-ends the wait of a caller, and a step that the log has taken is taken all the same.
+durable, so no caller sees a state that a crash could undo.  The log's thread applies the step: Ctrl-C ends
+only the wait of a caller, not a step that the log has accepted.
 
-**Decided once.**  While a decision is on its way to the log, participants cannot join and other decisions
-are refused.  If its outcome is unknown, the transaction stays open; the log takes the record back before it
+**Decided once.**  While a decision is being written to the log, participants cannot join and other decisions
+are refused.  If its outcome is unknown, the transaction stays open; the log removes the record before it
 writes another (`log/base.py`), so the next decision is the only one.
 
-**Nothing stays half-way.**  The coordinator retries every participant until it confirms: the thread that
-decided tells them first, then `sweep`, with growing pauses (`ending.py`).
+**Always finished.**  The coordinator retries every participant until it confirms: the thread that decided
+sends the decision first, then `sweep` does, with growing pauses (`ending.py`).
 
-**Recovery** reads the live records, aborts the transactions that no caller can still commit
-(`book.py`), and answers at once; `sweep` does the rest.  An unknown transaction was aborted, because a
-committed one is forgotten only when all participants have confirmed.
+**Recovery** reads the live records and aborts the transactions that no caller can still commit (`book.py`).
+The coordinator then accepts calls at once, and `sweep` finishes the others.  An unknown transaction was
+aborted, because a committed one is forgotten only when all participants have confirmed.
 
-**Time** is monotonic.  A deadline that is read from the log is never further away than the timeout that the
-transaction had.
+**Time** is monotonic.  A deadline that is read from the log is never further away than the timeout of its
+transaction.
 """
 
 import logging
@@ -92,8 +92,8 @@ def check_timeout(timeout: timedelta) -> int:
 class TransactionCoordinator:
     """Decides about the transactions of one log, which it opens.  Safe to use from many threads.
 
-    Each call returns when its step is durable.  `mint` returns a new name at each call; `is_abandoned` tells
-    whether the process that began an open transaction has ended; `at_once` makes the calls of participants.
+    Each call returns when its step is durable.  `mint` returns a new name at each call; `is_abandoned` is
+    true if the process that began an open transaction has ended; `at_once` calls the participants.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class TransactionCoordinator:
     def begin(
         self, timeout: timedelta = TIMEOUT, owner: str = "", *, owned_max: int = TRANSACTIONS_OPEN_MAX
     ) -> str:
-        """Begin a transaction, which is aborted if it is not decided within the timeout; its id.
+        """Begin a transaction, which is aborted if it is not decided within the timeout; returns its id.
 
         The id ends with the owner's mark, if there is one, so that the log keeps it.  Raises `LimitExceeded`
         if the owner has `owned_max` transactions that have not ended.
@@ -145,7 +145,7 @@ class TransactionCoordinator:
         return transaction
 
     def join(self, transaction: str, participant: Participant) -> None:
-        """Add a participant to a transaction, before it does anything for it."""
+        """Add a participant to a transaction, before the participant does its part."""
         try:
             self._take(Joining(self._book, Joined(transaction, participant)))
         except OverTime:
@@ -155,8 +155,8 @@ class TransactionCoordinator:
     def taking_part(self, transaction: str, participant: Participant) -> Iterator[None]:
         """Add a participant that does its part within the block.
 
-        Within the block the transaction cannot be decided, except that its deadline may pass; participants
-        are told of that only after the block.
+        Within the block the transaction cannot be decided, except that its deadline may pass; the abort is
+        sent to participants only after the block.
         """
         self.join(transaction, participant)
         held: HeldTransaction | None = None
@@ -237,9 +237,9 @@ class TransactionCoordinator:
     # Called by the sweeping thread
 
     def sweep(self) -> None:
-        """Abort transactions past their deadline, and tell participants the decisions.
+        """Abort transactions past their deadline, and send decisions to their participants.
 
-        A later sweep retries what fails.
+        A later sweep retries the calls that fail.
         """
         now_ms = self._growing_ms()
         while due := self._book.take_due(now_ms, _SWEPT_MAX):
@@ -267,13 +267,13 @@ class TransactionCoordinator:
             self._ending.finish(known, self._wait_seconds_max)
         return known
 
-    # Deadlines.  A commit of unknown outcome may be in the log, and a crash would find it.  So callers learn
-    # that the deadline has passed only when an abort is in the log behind it.
+    # Deadlines.  A commit of unknown outcome may be in the log, and recovery would find it.  So callers are
+    # told that the deadline has passed only when an abort follows it in the log.
 
     def _expired(self, transaction: str) -> FloodmarkError:
-        """Abort a transaction past its deadline; the error for its caller.
+        """Abort a transaction past its deadline; returns the error for its caller.
 
-        `sweep` tells the participants, so that the caller does not wait for them.
+        `sweep` sends the abort to the participants, so that the caller does not wait for them.
         """
         try:
             self._take(Deciding(self._book, Aborting(transaction, _LATE), is_late=True))

@@ -1,7 +1,7 @@
 """From the decision to the end: the coordinator retries every participant until it confirms.
 
-A participant may be told any number of times, in any order.  When all have confirmed, the records of the
-transaction are acknowledged together, so that the log is as long as what is open.
+A participant may get a decision any number of times, and decisions in any order.  When all have confirmed,
+the records of the transaction are acknowledged together, so that the log keeps only unfinished transactions.
 """
 
 import logging
@@ -20,7 +20,7 @@ from floodmark.transaction.records import Record
 _ERROR_CHARACTERS_MAX: Final = 500
 _log = logging.getLogger("floodmark.transaction")
 
-# Makes calls that raise nothing; their results, when all have ended.
+# Makes calls that raise nothing, and returns their results when all have ended.
 AtOnce: TypeAlias = Callable[[Sequence[Callable[[], str | None]]], Sequence[str | None]]
 
 
@@ -30,7 +30,7 @@ def one_by_one(calls: Sequence[Callable[[], str | None]]) -> list[str | None]:
 
 
 class Participants(Protocol):
-    """Tells participants the decision.
+    """Sends decisions to participants.
 
     Calls are idempotent and succeed for a participant that no longer exists.  After any error the coordinator
     calls again.
@@ -55,9 +55,9 @@ class Ending:
         self._at_once = at_once
 
     def tell(self, decided: Iterable[HeldTransaction]) -> None:
-        """Tell the participants of some transactions; end those of which all confirm.
+        """Send the decisions on some transactions to their participants; end those that all confirm.
 
-        Skips a transaction whose participants another thread is telling.
+        Skips a transaction whose decision another thread is sending.
         """
         telling: list[HeldTransaction] = []
         told: list[HeldTransaction] = []
@@ -68,7 +68,7 @@ class Ending:
                         held.is_telling = True
                         telling.append(held)
             for held in telling:
-                # Closing does not wait for the rest: recovery finds it.
+                # Closing does not wait for the other transactions: recovery finds them.
                 if self._book.is_closed:
                     break
                 if self._tell(held):
@@ -81,7 +81,7 @@ class Ending:
             self._end(told)
 
     def finish(self, held: HeldTransaction, seconds_max: float) -> None:
-        """Tell the participants of a decided transaction and return when it has ended."""
+        """Send the decision on a transaction to its participants, and return when it has ended."""
         self.tell([held])
         book = self._book
         with book.lock:
@@ -90,7 +90,7 @@ class Ending:
                 raise _unfinished(held, is_closed=book.is_closed)
 
     def _tell(self, held: HeldTransaction) -> bool:
-        """Tell the participants that have not confirmed; whether all have now."""
+        """Send the decision to the participants that have not confirmed; returns whether all have now."""
         waiting = [(participant, before.attempts + 1) for participant, before in held.waiting.items()]
         errors = self._at_once([partial(self._tell_one, held, *each) for each in waiting])
         for (participant, attempts), error in zip(waiting, errors, strict=True):
@@ -103,7 +103,7 @@ class Ending:
         return not held.waiting
 
     def _tell_one(self, held: HeldTransaction, participant: Participant, attempts: int) -> str | None:
-        """Tell a participant; its error, or None if it confirms."""
+        """Send the decision to one participant; returns its error, or None if it confirms."""
         try:
             if held.state is TransactionState.COMMITTING:
                 self._participants.commit(participant, held.id, held.version)

@@ -2,7 +2,7 @@
 
 They are messagepack arrays, `[kind, transaction, ...]`, so that none begins with the magic of a batched
 entry (`codec/entries.py`).  There is no record of the end: when all participants have confirmed, the records
-of the transaction are acknowledged.  A crash may bring them back, and then the transaction ends once more.
+of the transaction are acknowledged.  If a crash brings them back, the transaction is ended once more.
 """
 
 from typing import Final, TypeAlias
@@ -30,14 +30,14 @@ class Joined(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Committing(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """The transaction is committed at a version; participants have to be told."""
+    """The transaction is committed at a version; its participants may not have confirmed."""
 
     transaction: str
     version: Version
 
 
 class Aborting(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """The transaction is aborted for a reason; participants have to be told."""
+    """The transaction is aborted for a reason; its participants may not have confirmed."""
 
     transaction: str
     reason: str

@@ -30,7 +30,7 @@ class TransactionStep(Promise[HeldTransaction | Ended]):
         self._held: HeldTransaction | None = None
 
     def enter(self, seconds_max: float) -> HeldTransaction | Ended | None:
-        """Check the step and enter it; or the transaction, if the same step was taken before.
+        """Check the step and enter it; or return the transaction, if the same step was taken before.
 
         Waits at most `seconds_max` for conflicting steps.
         """
@@ -74,7 +74,7 @@ class TransactionStep(Promise[HeldTransaction | Ended]):
     # Called by a thread that is interrupted before it has handed the step over
 
     def withdraw(self) -> None:
-        """Leave the step, unless the log is writing it; then the log answers it.  Takes the lock."""
+        """Leave the step, unless the log is writing it; then the log completes it.  Takes the lock."""
         if self.cancel():
             with self._book.lock:
                 self.leave()
@@ -169,8 +169,8 @@ class Joining(TransactionStep):
 class Deciding(TransactionStep):
     """A transaction is decided while no other step of it is under way.
 
-    A step that `is_late` aborts without waiting for participants that are at work; they are told afterwards.
-    If it `is_awaited`, the caller tells the participants, and a sweep does so only after a pause.
+    A step that `is_late` aborts without waiting for participants at work, which get the decision afterwards.
+    If it `is_awaited`, the caller sends the decision, and a sweep does so only after a pause.
     """
 
     record: Committing | Aborting

@@ -45,7 +45,7 @@ def parse_addresses(url: str) -> list[Address]:
 
 
 def parse_address(url: str) -> Address:
-    """Take a URL apart.
+    """Parse the URL of one server; raises InvalidArgument, without repeating what may be a secret.
 
     >>> parse_address("grpc://127.0.0.1:7100")
     Address(host='127.0.0.1', port=7100, tls=False)
@@ -57,7 +57,7 @@ def parse_address(url: str) -> Address:
     except (ValueError, TypeError, AttributeError) as error:
         raise InvalidArgument(f"{expected}; this one cannot be read") from error
     if parts.username is not None or parts.password is not None:
-        # It is not repeated: what stands there is probably a secret.
+        # Not repeated: it is probably a secret.
         raise InvalidArgument(f"{expected}; a token is passed as token= or token_file=, not in the URL")
     if (
         parts.scheme not in SCHEMES
@@ -66,7 +66,7 @@ def parse_address(url: str) -> Address:
         or parts.fragment
         or parts.path not in ("", "/")
     ):
-        # What stands behind a question mark may be a secret, and is not repeated.
+        # The text after a question mark may be a secret, and is not repeated.
         shown = parts._replace(query="…" if parts.query else "", fragment="").geturl()
         hint = "; a token is passed as token= or token_file=" if parts.query else ""
         raise InvalidArgument(f"{expected}, not {shown!r:.200}{hint}")

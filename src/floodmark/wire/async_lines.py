@@ -1,7 +1,7 @@
 """Lines for asyncio: the point calls of `wire/lines.py`, awaited on an event loop.
 
-A line that its server closes is noticed at once, so none is tried before it is used.  Where there is no line,
-or nothing was done, `NothingDone` sends the caller to the blocking client, which has all other ways.
+The event loop notices at once that a server has closed a line, so no PING is needed before a call.  If there
+is no line, or the call had no effect, it raises `NothingDone`, and the caller uses the blocking client.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _UNDONE: Final = (NotAuthenticated, Retryable)
 
 
 class NothingDone(Exception):
-    """Nothing was done here; the blocking client is to do it."""
+    """The call had no effect here; the blocking client has to make it."""
 
 
 class AsyncLine(asyncio.Protocol):
@@ -80,7 +80,7 @@ class AsyncLines:
         self._places = asyncio.Semaphore(LINES_MAX)
 
     async def call(self, method: Method[Reply], *args: object) -> Reply:
-        """Call a method of the server.  Raises `NothingDone` if the caller may do it another way."""
+        """Call a method of the server.  Raises `NothingDone` if the blocking client has to make the call."""
         request = encode_call(method.head, method.encode_request(method.request(*args)))
         async with self._places:
             line = await self._take()
@@ -99,7 +99,7 @@ class AsyncLines:
                     raise self._connection.translate(error, writes=True, patience=patience) from None
                 raise NothingDone from error
             except BaseException:
-                # A task was cancelled, and the answer will still come.
+                # The task was cancelled, and the answer will still arrive on the line.
                 self._discard(line)
                 raise
             self._resting.append(line)

@@ -27,7 +27,7 @@ def encode_greeting(token: str | None) -> tuple[bytes, int]:
 
 
 def require_greeting(replies: Sequence[object], expected: Hello) -> None:
-    """Raise an error for a server of another site, or one that does not know the token."""
+    """Raise if the server is of another site or wire version, or does not know the token."""
     for reply in replies[:-1]:
         if isinstance(reply, ErrorReply):
             raise take_failure(reply)
@@ -39,7 +39,7 @@ def require_greeting(replies: Sequence[object], expected: Hello) -> None:
 
 
 def take_answer(reply: object) -> bytes:
-    """The body of an answer.  Raises the error that came."""
+    """The body of an answer; raises the error if the answer is one."""
     if type(reply) is bytes:
         return reply
     if isinstance(reply, list) and len(reply) == 1 and type(reply[0]) is bytes:

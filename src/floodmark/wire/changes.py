@@ -1,7 +1,7 @@
 """Changes from a server, as one stream that outlives its connections.
 
-A stream resumes behind the last `through`, and within a snapshot behind the last key.  A message may end
-inside a commit, which is handed on when it is whole.
+A stream resumes after the last `through`, and within a snapshot after the last key.  A message may end inside
+a commit; the stream returns the commit once it is whole.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,10 @@ from floodmark.wire.messages import TICKET, ChangesTicket
 
 
 def read_changes(nodes: Nodes, request: ChangesRequest, first: str | None = None) -> Iterator[ChangeBatch]:
-    """The changes of a request, from the node `first`, or any; it holds all that the stream needs."""
+    """The changes of a request, from the node at URL `first`, or from any.
+
+    On return, the stream is open at a server.
+    """
     batches = _batches(nodes, request, first)
     next(batches)
     return batches
@@ -62,10 +65,10 @@ def resume_changes(
     renew: Callable[[], object],
     pause: Callable[[FloodmarkError], object],
 ) -> Iterator[ChangeBatch]:
-    """One stream over several: after an error that another node may not have, the next one continues.
+    """Join several streams into one: after an error that another node may not have, the next one continues.
 
-    The first batch of each stream is empty.  `renew` is called when a stream got on, and `pause` before the
-    next is opened: it waits, or raises the error.
+    The first batch of each stream is empty.  `renew` is called when a stream makes progress, and `pause`
+    before the next is opened: it waits, or raises the error.
     """
     through, snapshot = request.since, request.snapshot
     primed = False

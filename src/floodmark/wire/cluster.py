@@ -4,7 +4,7 @@ A client begins with one or more URLs and learns the others from the partition m
 their owners (`wire/partition.py`).  Calls that concern the whole site go to the keeper, which is found by
 asking: another node refuses with `NotKeeper` and names it.  All other calls go to any node that answers.
 
-A site of one process has one URL.  Then nothing here retries: a connection repeats reads by itself.
+A site of one process has one URL.  Then this module does not retry: its connection repeats reads.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -32,13 +32,13 @@ from floodmark.wire.address import parse_address
 from floodmark.wire.connection import LENGTHY_SECONDS, Connection
 from floodmark.wire.messages import MapReply, Method, Reply
 
-# After these errors nothing was done, and another node may do it, or the same one later.
+# After these errors the call had no effect, and may succeed at another node, or later at the same one.
 ELSEWHERE: Final = (NotKeeper, PartitionMoved, PartitionStopped, Unreachable)
 
 # A planned move takes milliseconds, a takeover 5 to 8 seconds.
 PAUSE_MS: Final = 10
 PAUSE_MS_MAX: Final = 250
-# How long a stream goes on without getting on; one that got on outlives a restart of its server.
+# How long a stream is retried before its first progress, and after it: that outlives a server's restart.
 BEGIN_SECONDS: Final = 1.0
 STREAM_SECONDS: Final = 32.0
 
@@ -109,18 +109,18 @@ class Nodes:
         self._learned: dict[int, str] = {}
         self._near = self._given[0]
         self._keeper: str | None = None
-        # The site, and the servers that have shown to serve it.
+        # The site, and the URLs of the servers that are known to serve it.
         self._site: tuple[str, int] | None = None
         self._known: set[str] = set()
 
     def __repr__(self) -> str:
         return f"Nodes({self.urls})"
 
-    # What is known of them
+    # The known nodes
 
     @property
     def urls(self) -> list[str]:
-        """The URLs of all nodes that are known, beginning with the near one."""
+        """The URLs of all known nodes, beginning with the near one."""
         return list(dict.fromkeys([self._near, *self._learned.values(), *self._given]))
 
     @property
@@ -160,7 +160,7 @@ class Nodes:
     # Calls
 
     def call(self, method: Method[Reply], *args: object, **kwargs: object) -> Reply:
-        """Call a method at the keeper, or at any node if it is declared so."""
+        """Call a method at the keeper, or at any node if its action is declared `anywhere`."""
         request, action = method.request(*args, **kwargs), method.action
 
         def invoke(connection: Connection) -> Reply:
@@ -171,11 +171,11 @@ class Nodes:
     def run(
         self, work: Callable[[Connection], Result], *, at_keeper: bool = False, lengthy: bool = False
     ) -> Result:
-        """Call a function with a connection; retry until the timeout, as long as nothing was done."""
+        """Call a function with a connection; retry until the timeout, after errors without effect."""
         return self.patiently(lambda: self.run_once(work, at_keeper=at_keeper), lengthy=lengthy)
 
     def patiently(self, work: Callable[[], Result], *, lengthy: bool = False) -> Result:
-        """Retry a function that asks each node once, until the timeout, as long as nothing was done."""
+        """Retry a function that asks each node once, until the timeout, after errors without effect."""
         attempts = Attempts(self, max(self.timeout_seconds, LENGTHY_SECONDS if lengthy else 0))
         attempts.start()
         while True:
@@ -221,7 +221,7 @@ class Nodes:
 
     @contextmanager
     def visiting(self, url: str | None = None) -> Iterator[Connection]:
-        """The connection to a node, else to the near one.  After a failure in the block another is near."""
+        """The connection to a node, or to the near one.  After a failure in the block, leaves that node."""
         url = url or self._near
         try:
             yield self._met(url)
@@ -254,7 +254,7 @@ class Nodes:
         return connection
 
     def _met(self, url: str) -> Connection:
-        """The connection to a server, which serves this site and no other."""
+        """The connection to a server; raises SiteMismatch if it serves another site."""
         connection = self._at(url)
         if url not in self._known:
             hello = connection.hello()
@@ -279,7 +279,7 @@ class Nodes:
 
 
 def _has_waited(error: FloodmarkError) -> bool:
-    """Whether the keeper has waited as long as the caller is promised: no node is asked again."""
+    """Whether the keeper has waited for the full timeout of the caller: then no node is asked again."""
     return bool(error.details.get("waited"))
 
 
@@ -312,7 +312,7 @@ class Attempts:
         self._backoff.reset()
 
     def prolong(self) -> None:
-        """Allow as much time as after progress: a node has answered."""
+        """Allow as much time as after progress, because a node has answered."""
         if self._allowed_seconds != self._renewed_seconds:
             self._allowed_seconds = self._renewed_seconds
             self._ends = None

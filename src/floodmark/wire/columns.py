@@ -1,11 +1,11 @@
-"""Rows as Arrow columns, and back, whole columns at a time.
+"""Encodes rows as Arrow columns and decodes them, whole columns at a time.
 
     scan      key: binary (the user's) | value: binary (the user's)
     changes   version: uint64 | partition: uint32 | key: binary | value: binary [ | before: binary, or null ]
     write     key: binary | value: binary
     records   as in `codec/columns.py`
 
-What concerns a batch of changes as a whole travels in its metadata.
+The fields of a batch of changes as a whole are sent in its metadata.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -53,7 +53,7 @@ _metadata: Final = msgspec.msgpack.Decoder(BatchMetadata)
 def encode_pairs(
     pairs: Iterable[tuple[bytes, bytes]], *, bytes_max: int = MESSAGE_BYTES_MAX
 ) -> list[pyarrow.RecordBatch]:
-    """Pairs of key and value, as messages."""
+    """Pairs of key and value, as messages of about `bytes_max` bytes."""
     keys, values = tuple(zip(*pairs, strict=True)) or ((), ())
     return cut_batch(_batch([keys, values], PAIRS), bytes_max)
 
@@ -67,7 +67,7 @@ def encode_rows(rows: Mapping[bytes, bytes]) -> pyarrow.RecordBatch:
 
 
 def decode_pairs(batch: pyarrow.RecordBatch) -> list[tuple[bytes, bytes]]:
-    """Undo `encode_pairs`.
+    """The pairs of one message of `encode_pairs`.
 
     >>> (message,) = encode_pairs([(b"a", b"1"), (b"b", b"")])
     >>> decode_pairs(message)
@@ -83,7 +83,7 @@ def decode_columns(batch: pyarrow.RecordBatch) -> tuple[list[bytes], list[bytes]
 
 
 def require_pairs(batch: pyarrow.RecordBatch) -> None:
-    """Refuse a batch whose columns point outside their buffers, or hold a null."""
+    """Raise InvalidArgument unless a batch has the columns of pairs, undamaged and without nulls."""
     if not batch.schema.equals(PAIRS):
         raise InvalidArgument("a batch of writes has two columns of bytes without nulls, key and value")
     try:
@@ -95,7 +95,7 @@ def require_pairs(batch: pyarrow.RecordBatch) -> None:
 
 
 def require_records(batch: pyarrow.RecordBatch, schema: pyarrow.Schema) -> None:
-    """Refuse records of another release, whose columns are others."""
+    """Raise WireMismatch if records have other columns, as those of another release may."""
     if not batch.schema.equals(schema):
         raise WireMismatch(
             "a batch of records has other columns than were asked for; use the same release on both sides"
@@ -110,10 +110,11 @@ def changes_schema(*, before_images: bool) -> pyarrow.Schema:
 def encode_changes(
     batch: ChangeBatch, since: Version, *, before_images: bool, bytes_max: int = MESSAGE_BYTES_MAX
 ) -> list[tuple[pyarrow.RecordBatch, bytes]]:
-    """A batch of changes as messages of rows and metadata; `before_images` is what the request says.
+    """A batch of changes as messages of rows and metadata; `before_images` is that of the request.
 
-    Messages are small, so that a slow reader's buffers hold little.  With each, a reader has everything up to
-    its last whole commit, at least up to `since`, where the batch begins; in a snapshot, up to its last key.
+    Messages are small, so that a slow reader's buffers hold little.  The metadata of each states how far a
+    reader is with it: up to its last whole commit, at least `since`, where the batch begins; in a snapshot,
+    up to its last key.
     """
     columns: list[Sequence[object]] = [batch.versions, batch.partitions, batch.keys, batch.values]
     if before_images:
@@ -144,14 +145,14 @@ def _beats_between(batch: ChangeBatch, since: Version, through: Version) -> list
 
 
 def _place_behind(place: bytes, message: pyarrow.RecordBatch) -> bytes:
-    """The place behind the last key of a message, in the form of the place of its batch."""
+    """The place after the last key of a message, in the form of the place of its batch."""
     last: bytes = message.column("key")[-1].as_py()
     swap = SwapPlace.decode(place)
     return last if swap is None else SwapPlace(swap.way, last).encode()
 
 
 def decode_changes(batch: pyarrow.RecordBatch, metadata: bytes) -> ChangeBatch:
-    """Undo `encode_changes`."""
+    """The changes of one message of `encode_changes`; raises WireMismatch if they cannot be read."""
     try:
         facts = _metadata.decode(metadata)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -173,7 +174,7 @@ def decode_changes(batch: pyarrow.RecordBatch, metadata: bytes) -> ChangeBatch:
 
 
 def cut_batch(batch: pyarrow.RecordBatch, bytes_max: int = MESSAGE_BYTES_MAX) -> list[pyarrow.RecordBatch]:
-    """A batch as messages of about some bytes; at least one, which may be empty."""
+    """Cut a batch into messages of about `bytes_max` bytes; at least one, which may be empty."""
     step = max(1, batch.num_rows * bytes_max // max(1, batch.nbytes))
     return [batch.slice(start, step) for start in range(0, max(1, batch.num_rows), step)]
 
@@ -184,7 +185,7 @@ def _batch(columns: Sequence[Sequence[Any]], schema: pyarrow.Schema) -> pyarrow.
 
 
 def _column(values: Sequence[Any], field: pyarrow.Field) -> pyarrow.Array:
-    """A column; without `pyarrow.array`, which imports pandas for half a second, if nothing is null."""
+    """A column.  Without nulls it avoids `pyarrow.array`, which imports pandas for half a second."""
     if isinstance(values, Column):
         return values.array
     if field.nullable:
@@ -199,6 +200,6 @@ def _column(values: Sequence[Any], field: pyarrow.Field) -> pyarrow.Array:
     return pyarrow.Array.from_buffers(field.type, count, buffers)
 
 
-# Arrow's own keeps what a thread has freed for that thread, and a server has many threads that come and go.
+# Arrow's own pool keeps freed memory for the thread that freed it, and a server has many short-lived threads.
 _memory: Final = pyarrow.system_memory_pool()
 _encode: Final = msgspec.msgpack.Encoder().encode

@@ -1,10 +1,10 @@
 """A connection to a server: calls with deadlines, and streams.
 
-Point calls go over RESP (`wire/lines.py`) if the server offers it, all else over Arrow Flight.  There, calls
-and streams have connections of their own (`grpc.use_local_subchannel_pool`): the server cuts the connection
-of a stream that is not read, and that must not take a write with it.  Repeatable calls are retried when the
-server cannot be reached; others never are, since the first attempt may have happened.  Of several nodes, one
-that cannot be reached is left, and the caller goes on at another (`wire/cluster.py`).
+Point calls go over RESP (`wire/lines.py`) if the server offers it, all others over Arrow Flight.  There,
+calls and streams have separate connections (`grpc.use_local_subchannel_pool`): the server closes the
+connection of a stream that is not read, and that must not interrupt a write.  Repeatable calls are retried
+when the server cannot be reached; others never are, since the first attempt may have happened.  If the site
+has several nodes, the caller leaves one that cannot be reached, and calls another (`wire/cluster.py`).
 """
 
 from collections.abc import Iterator
@@ -50,10 +50,10 @@ LENGTHY_SECONDS: Final = 600.0
 # Pauses before a read is tried again, a second in all: a server that takes longer to restart takes longer
 # than the caller of a single read wants to wait.
 READ_PAUSES: Final = tuple(Backoff(50, budget_ms=1_000).pauses())
-# How long a quick call waits for one node of several before it asks another.
+# How long a quick call waits for one node before it asks another.
 ATTEMPT_SECONDS: Final = 5.0
 
-# A server that has vanished without a word is noticed after these two together, while a call is open.
+# While a call is open, a server that vanished without closing is noticed after these two together.
 KEEPALIVE_SECONDS: Final = 10.0
 KEEPALIVE_TIMEOUT_SECONDS: Final = 10.0
 RECONNECT_MS_MIN: Final = 50
@@ -146,7 +146,7 @@ class Connection:
             if line is not None:
                 return self._ask_over(line, method, body, patience)
         if len(body) > NEWCOMER_BYTES_MAX // 2:
-            # A server takes little over a connection on which no caller has shown itself.
+            # A server limits the bytes of a connection on which no caller has authenticated.
             self._call(flight.Action(HELLO.name, _HELLO_BODY), patience, writes=False)
         return self._call(flight.Action(method.name, body), patience, writes=method.writes)
 
@@ -191,7 +191,7 @@ class Connection:
 
     @property
     def token(self) -> str | None:
-        """The token that is shown to the server."""
+        """The token that is sent to the server."""
         return self._token.text
 
     def tls_context(self) -> SSLContext | None:
@@ -224,7 +224,7 @@ class Connection:
                     raise
 
     def open_writer(self, command: bytes, schema: pyarrow.Schema) -> tuple[Any, Any]:
-        """Begin a stream of rows over a connection of its own; its writer and its reader."""
+        """Begin a stream of rows over a connection of its own; returns its writer and its reader."""
         self.require_open()
         descriptor = flight.FlightDescriptor.for_command(command)
         with self.translated(writes=False):
@@ -235,7 +235,7 @@ class Connection:
 
     @contextmanager
     def translated(self, *, writes: bool, patience: float | None = None) -> Iterator[None]:
-        """Raise errors of the transport as Floodmark's."""
+        """Translate errors of the transport in the block to Floodmark's."""
         try:
             yield
         except TRANSPORT_ERRORS as error:
@@ -248,7 +248,7 @@ class Connection:
         return translate(error, writes=writes, server=self.url, patience=patience)
 
     def pause(self, seconds: float | None, error: FloodmarkError) -> None:
-        """Wait before another attempt; raise the error if there is to be none."""
+        """Wait before another attempt; raise the error if `seconds` is None, or the call has timed out."""
         if seconds is None or error.details.get("timed_out"):
             raise error
         if self._closing.wait(seconds):
@@ -300,7 +300,7 @@ class Connection:
 
 
 class RowStream:
-    """Batches of rows as they arrive.  Close it to let the server stop."""
+    """Batches of rows as they arrive.  Close it to end the stream at the server."""
 
     def __init__(self, connection: Connection, reader: Any) -> None:
         self._connection = connection
@@ -320,6 +320,6 @@ class RowStream:
             yield chunk.data, b"" if chunk.app_metadata is None else chunk.app_metadata.to_pybytes()
 
     def close(self) -> None:
-        """Let the server stop."""
+        """End the stream at the server."""
         with suppress(*TRANSPORT_ERRORS):
             self._reader.cancel()

@@ -1,4 +1,4 @@
-"""The credentials of a client: a token, a certificate.  Neither is sent anywhere but to its server."""
+"""The credentials of a client: a token, and a certificate with its key."""
 
 import os
 from dataclasses import dataclass, field
@@ -45,11 +45,11 @@ class Certificates:
     root: bytes | None = None
     certificate: bytes | None = None
     key: bytes | None = field(default=None, repr=False)
-    # Where the certificate and its key are: Python's TLS reads them itself.
+    # The paths of the certificate and its key, which Python's TLS reads itself.
     files: tuple[PathLike, PathLike] | None = None
 
     def context(self) -> SSLContext:
-        """The settings of a connection with Python's TLS."""
+        """The context of a TLS connection of Python's `ssl` module."""
         made = create_default_context(cadata=None if self.root is None else self.root.decode())
         if self.files is not None:
             made.load_cert_chain(*self.files)
@@ -80,7 +80,7 @@ def read_file(path: PathLike, what: str) -> bytes:
 
 
 def _checked(token: str | None) -> str | None:
-    """A token goes into a header, which takes printable ASCII.  It is not repeated in the error."""
+    """The token, if it fits into a header: printable ASCII.  The error does not repeat it."""
     if token is not None and not (
         isinstance(token, str) and token and token.isascii() and token.isprintable() and " " not in token
     ):

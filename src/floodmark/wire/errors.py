@@ -1,8 +1,8 @@
 """Errors across the wire: Floodmark's own, and those of Arrow Flight.
 
-An error travels as the names of its class and bases, so that an older client gets the nearest class that it
-knows.  After a lost connection, a call that was not sent or only read is `Unreachable`; a write is
-`OutcomeUnknown`.
+An error is sent with the names of its class and bases, so that an older client raises the nearest class that
+it knows.  After a lost connection, a call that was not sent or only reads raises `Unreachable`; a write
+raises `OutcomeUnknown`.
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ _KNOWN: Final[Mapping[str, type[FloodmarkError]]] = {
 
 
 class ErrorMessage(msgspec.Struct, frozen=True):
-    """An error as it travels.  `kinds` begins with its class and ends with the root."""
+    """An error on the wire.  `kinds` begins with its class and ends with the root."""
 
     kinds: list[str]
     message: str
@@ -53,7 +53,7 @@ _decoder: Final = msgspec.msgpack.Decoder(ErrorMessage)
 
 
 def describe_error(error: FloodmarkError) -> ErrorMessage:
-    """An error as a message.  Details that cannot travel do so as text."""
+    """An error as a message.  Details that cannot be encoded, or are too long, become text."""
     kinds = [kind.__name__ for kind in type(error).__mro__ if issubclass(kind, FloodmarkError)]
     details = {name: _portable(detail) for name, detail in error.details.items()}
     return ErrorMessage(kinds, str(error)[:MESSAGE_CHARACTERS_MAX], details)
@@ -78,12 +78,12 @@ def restore_error(message: ErrorMessage) -> FloodmarkError:
 
 
 def encode_error(error: FloodmarkError) -> bytes:
-    """An error as it travels beside a Flight error."""
+    """An error as bytes, for the `extra_info` of a Flight error."""
     return _encoder.encode(describe_error(error))
 
 
 def decode_error(encoded: bytes) -> FloodmarkError | None:
-    """Undo `encode_error`; None if the bytes are not one of our errors."""
+    """The error that `encode_error` has encoded; None if the bytes are not one of Floodmark's errors."""
     try:
         return restore_error(_decoder.decode(encoded))
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -91,7 +91,7 @@ def decode_error(encoded: bytes) -> FloodmarkError | None:
 
 
 def to_flight_error(error: FloodmarkError) -> flight.FlightServerError:
-    """An error as Arrow Flight's, for a server to raise: others would show their traceback to the client."""
+    """The Flight error that a server raises; of any other, Flight would send the traceback to the client."""
     return flight.FlightServerError(str(error)[:200], extra_info=encode_error(error))
 
 
@@ -100,7 +100,7 @@ def translate(
 ) -> FloodmarkError:
     """The error of a failed call for its caller.
 
-    `writes` says whether the call changes something, `patience` how many seconds it had.
+    `writes` is true if the call changes something; `patience` is its timeout in seconds.
     """
     own = decode_error(getattr(error, "extra_info", b"") or b"")
     if own is not None:

@@ -1,8 +1,8 @@
-"""Lines: connections over RESP for point calls, beside Arrow Flight, which sets up every call anew.
+"""Lines: connections over RESP for point calls.  Over Arrow Flight, each call has a setup cost of its own.
 
-A server names the port in its `Hello`.  A line shows the token and asks for a `Hello` before its first call,
-so that no call reaches another site, or a program of another kind.  It carries one call at a time.  One that
-rested for a moment is tried with a PING first, so that a write does not find out that the server was
+A server names the port in its `Hello`.  A line sends the token and asks for a `Hello` before its first call,
+so that no call reaches another site, or another program.  It carries one call at a time.  A line that was
+idle for `REST_SECONDS` is tested with a PING first, so that a write does not fail because the server was
 restarted.
 
 Where no line can be opened, calls go over Flight, and lines are tried again after a pause.
@@ -28,11 +28,11 @@ from floodmark.wire.messages import Hello
 from floodmark.wire.resp import INCOMPLETE, ProtocolError, ReplyReader
 
 REST_SECONDS: Final = 0.5
-# How long a line may take to open; afterwards Flight has the time of the call.
+# How long a line may take to open; after that the call goes over Flight, with its own timeout.
 OPEN_SECONDS: Final = 2.0
 PAUSE_MS: Final = 1_000
 PAUSE_MS_MAX: Final = 60_000
-# What a broken line raises; the errors of TLS are among them.
+# The errors of a broken line, those of TLS included.
 LINE_ERRORS: Final = (OSError, ProtocolError)
 
 _READ_BYTES: Final = 64 * KIB
@@ -45,7 +45,7 @@ class Line:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        # Python warns of sockets that it has to close itself, as those of a client that was not closed.
+        # Without this, Python would warn of the socket if its client was not closed.
         finalize(self, connection.close)
         self._send, self._receive = connection.sendall, connection.recv
         self._timeout_seconds: float | None = None
@@ -54,7 +54,7 @@ class Line:
         self.rested_since = 0.0
 
     def ask(self, request: bytes, timeout_seconds: float) -> bytes:
-        """Send a call, and wait for its answer.  Raises the error that came, or one of `LINE_ERRORS`."""
+        """Send a call, and wait for its answer.  Raises the server's error, or one of `LINE_ERRORS`."""
         reply = self.exchange(request, timeout_seconds)
         return reply if type(reply) is bytes else take_answer(reply)
 
@@ -88,7 +88,7 @@ class Line:
         return self._next()
 
     def is_alive(self, timeout_seconds: float) -> bool:
-        """Whether the server is still at the other end.  Raises TimeoutError if it does not say."""
+        """Whether the server answers a PING; False if the line is broken.  Raises TimeoutError."""
         try:
             return is_pong(self.exchange(PING, timeout_seconds))
         except TimeoutError:
@@ -97,11 +97,11 @@ class Line:
             return False
 
     def end(self) -> None:
-        """End whatever is waited for.  Any thread may do so."""
+        """Interrupt a call that waits on the line, from any thread."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            # The server was first.
+            # The server has closed it already.
             return
 
     def close(self) -> None:
@@ -127,12 +127,12 @@ class Lines:
         self._tls = tls
         self._seconds = seconds
         self._lock = Lock()
-        # The one that was used last comes first, so that what is not needed comes to rest.
+        # The line that was used last is taken first, so that lines which are not needed stay idle.
         self._resting: deque[Line] = deque()
         self._open: set[Line] = set()
         self._opening = 0
         self._is_closed = False
-        # The last `Hello` of the server; None if it is to be asked.
+        # The last `Hello` of the server; None if it must be asked again.
         self._hello: Hello | None = None
         self._backoff = Backoff(PAUSE_MS, longest_ms=PAUSE_MS_MAX, budget_ms=NO_BUDGET_MS)
         self._shut_until = 0.0
@@ -141,7 +141,7 @@ class Lines:
         _forked.add(self)
 
     def learn(self, hello: Hello) -> None:
-        """Take in the server's `Hello`."""
+        """Store the server's `Hello`."""
         self._hello = hello
 
     def offered(self) -> Hello | None:
@@ -153,7 +153,7 @@ class Lines:
     def take(self, token: str | None, timeout_seconds: float) -> Line | None:
         """A line that works, to be given back; None if there is none, and the call must go over Flight.
 
-        Raises TimeoutError, before anything was sent, if a line that rested gets no answer.
+        Raises TimeoutError, before the call is sent, if the PING of an idle line gets no answer.
         """
         while True:
             try:
@@ -172,14 +172,14 @@ class Lines:
             self.discard(line)
 
     def give_back(self, line: Line) -> None:
-        """The line is free for others."""
+        """Return a line after a call, for other threads."""
         line.rested_since = self._seconds()
         self._resting.append(line)
         if self._is_closed:
             self.close_resting()
 
     def discard(self, line: Line) -> None:
-        """The line does not work any more."""
+        """Close a line that does not work any more."""
         with self._lock:
             self._open.discard(line)
         line.close()
@@ -201,7 +201,7 @@ class Lines:
             line.end()
 
     def forget(self) -> None:
-        """Begin without lines, in a process that was forked: the other one has them."""
+        """Begin without lines in a forked process: they belong to its parent."""
         self._lock = Lock()
         self._resting, self._open, self._opening = deque(), set(), 0
 
@@ -262,7 +262,7 @@ class Lines:
 
     @contextmanager
     def judged(self) -> Iterator[None]:
-        """Warn if a call over Flight, the block, is answered after the port has refused a line."""
+        """Warn of a port that refused a line once the block, a call over Flight, has succeeded."""
         with self._lock:
             warning, self._warning = self._warning, None
         yield

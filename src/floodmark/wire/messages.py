@@ -1,10 +1,10 @@
 """Requests and answers, derived from the methods of Protocols: their names and types are all that a client
 needs to call them and a server to offer them.
 
-The arguments travel as a structure with the parameters as fields, checked against their types where they
-arrive, and so does the result.  What a call needs, and whether it may be repeated, its declaration says
-(`model/actions.py`).  A frequent request is an array of its fields, in their order; a new field goes to the
-end and has a default, so that an older peer's request can still be read.
+The arguments are sent as a structure with the parameters as fields, and the receiver checks their types; so
+it is with the result.  The declaration of a method states which right a call needs, and whether it may be
+repeated (`model/actions.py`).  A frequent request is an array of its fields, in their order; a new field goes
+to the end and has a default, so that an older peer's request can still be read.
 """
 
 import inspect
@@ -33,7 +33,7 @@ TOKEN_SCHEME: Final = "Bearer "
 
 _VERSION_DIGITS_MAX: Final = 9
 
-# What a write's request may hold besides its keys and values.
+# The bytes that a write's request may have besides its keys and values.
 REQUEST_MARGIN_BYTES: Final = 8 * MIB
 GET_MANY_KEYS_MAX: Final = 10_000
 
@@ -41,8 +41,8 @@ Reply = TypeVar("Reply")
 
 
 class Method(Generic[Reply]):
-    """A request that a server answers.  Its `action` declares what it needs; if it is not repeatable, it
-    `writes`.
+    """A request that a server answers.  Its `action` is the declaration of the method; it `writes` if it is
+    not repeatable.
 
     A `frequent` request goes over RESP if the server offers it.
     """
@@ -51,7 +51,7 @@ class Method(Generic[Reply]):
         self, name: str, request: Any, reply: Any, action: Action, *, call: str = "", frequent: bool = False
     ) -> None:
         self.name = name
-        # How a call of it begins over RESP.
+        # The beginning of its calls over RESP.
         self.head = call_head(name)
         # The structure of its arguments, and the method that it calls.
         self.request = request
@@ -66,22 +66,22 @@ class Method(Generic[Reply]):
         return f"Method({self.name!r})"
 
     def encode_request(self, request: object) -> bytes:
-        """The request as it travels."""
+        """Encode a request."""
         return encode(request)
 
     def decode_request(self, body: bytes | memoryview) -> Any:
-        """A request from a caller that may have sent anything."""
+        """Decode a request; raises InvalidArgument, or the error of a type that checks itself."""
         try:
             return self._requests.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
             raise _refusal(self.name, error) from error
 
     def encode_reply(self, reply: Reply) -> bytes:
-        """The answer as it travels."""
+        """Encode an answer."""
         return encode(reply)
 
     def decode_reply(self, body: bytes) -> Reply:
-        """An answer of a server."""
+        """Decode the answer of a server; raises WireMismatch if it cannot be read."""
         try:
             return cast(Reply, self._replies.decode(body))
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -92,7 +92,7 @@ class Method(Generic[Reply]):
 
 
 def _refusal(name: str, error: Exception) -> FloodmarkError:
-    # A type that checks itself has refused: what it says is better than where in the request it stood.
+    # A type that checks itself has refused the value: its error is better than the position in the request.
     if isinstance(error.__cause__, FloodmarkError):
         return error.__cause__.again()
     return InvalidArgument(f"the request {name!r} cannot be read: {error}")
@@ -108,8 +108,8 @@ def common_version(refusal: WireMismatch) -> int | None:
 
 
 def require_version(shown: str | None) -> None:
-    """Refuse a peer whose version of the wire is not spoken here."""
-    # Longer numbers are no versions, and Python refuses to read those of thousands of digits.
+    """Raise WireMismatch unless this release speaks the version of the wire that a client has sent."""
+    # Longer numbers are no versions, and Python refuses to parse those with thousands of digits.
     is_number = shown is not None and shown.isdecimal() and len(shown) <= _VERSION_DIGITS_MAX
     version = int(shown) if shown is not None and is_number else None
     if version is not None and WIRE_VERSION_MIN <= version <= WIRE_VERSION:
@@ -127,18 +127,18 @@ def require_version(shown: str | None) -> None:
 
 
 def encode(message: object) -> bytes:
-    """Any message as it travels."""
+    """Encode any message."""
     return _encoder.encode(message)
 
 
-# Columns and views of keys travel as lists.
+# Columns and views of keys are encoded as lists.
 _encoder: Final = msgspec.msgpack.Encoder(enc_hook=list)
 
 
 class Hello(msgspec.Struct, frozen=True):
     """The identity and time of a server, the versions of the wire that it speaks, and its port for RESP.
 
-    `version_ms` is the time of its next version, 0 if the server does not tell it.  Without RESP the port is
+    `version_ms` is the time of its next version, 0 if the server does not send it.  Without RESP the port is
     0.
     """
 
@@ -245,7 +245,7 @@ def derive(
 
 @cache
 def port_methods(protocol: type, prefix: str) -> Mapping[str, Method[Any]]:
-    """The requests of a port by name.  Derived once: to read type hints takes far longer than to connect."""
+    """The requests of a port by name.  Derived once: reading type hints takes far longer than connecting."""
     functions = inspect.getmembers(protocol, inspect.isfunction)
     methods = [derive(each, f"{prefix}.{name}") for name, each in functions if not name.startswith("_")]
     return {method.name: method for method in methods}
@@ -260,7 +260,7 @@ def _field(parameter: inspect.Parameter, hints: dict[str, Any]) -> tuple[str, An
 
 
 def _of_partition(function: Callable[..., Reply], name: str = "", *, frequent: bool = True) -> Method[Reply]:
-    """A call of one partition: its id, then the arguments that can travel."""
+    """A call of one partition: its id, then the arguments of the method."""
     return derive(
         function,
         name or function.__name__,
@@ -287,7 +287,7 @@ DELETE_UNCHANGED: Final = _of_partition(Partition.delete_unchanged)
 PUT_UNCHANGED: Final = _of_partition(Partition.put_unchanged)
 # Steps may wait for each other, and the server has few threads for calls over RESP.
 PREPARE: Final = _of_partition(Partition.prepare, frequent=False)
-# Those of an atomic batch wait for nothing but their round.
+# The prepares of an atomic batch wait only for their round.
 PREPARE_BATCH: Final = _of_partition(Partition.prepare, "prepare_batch")
 COMMIT_PREPARED: Final = _of_partition(Partition.commit_prepared)
 ABORT_PREPARED: Final = _of_partition(Partition.abort_prepared, frequent=False)
@@ -301,7 +301,7 @@ RESOLVED: Final = _of_partition(Partition.resolved_version, "resolved", frequent
 HOLD: Final = derive(ServerCalls.hold, "hold", array_like=True, frequent=True)
 RELEASE: Final = derive(ServerCalls.release, "release", array_like=True, frequent=True)
 
-# Tickets and commands are told apart by their tag, and declare what they need each for itself.
+# Tickets and commands differ by their tag, and each declares the right that it needs.
 Ticket: TypeAlias = ScanTicket | RecordsTicket | ChangesTicket
 TICKET: Final = Method[None]("stream", Ticket, None, OPEN)
 COMMAND: Final = Method[None]("write stream", StreamCommand, None, WRITES)

@@ -1,4 +1,4 @@
-"""Partitions behind a server, which look like those of this process."""
+"""Partitions of a server, with the interface of those of this process."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
@@ -58,7 +58,7 @@ from floodmark.wire.messages import (
     Ticket,
 )
 
-# Bytes of keys in one request; the rest of what a request may hold is for what stands between them.
+# Bytes of keys in one request; the rest of a request is for the encoding around them.
 _KEYS_BYTES_MAX = REQUEST_BYTES_MAX // 2
 
 
@@ -69,7 +69,7 @@ Result = TypeVar("Result")
 def _remote(
     called: Callable[Concatenate[Partition, Parameters], Result], method: Method[Result]
 ) -> "Callable[Concatenate[RemotePartition, Parameters], Result]":
-    """A call of a partition, sent to the server that has it."""
+    """A method of a partition as a call to the server that has it."""
 
     @wraps(called)
     def call(own: "RemotePartition", /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
@@ -79,7 +79,7 @@ def _remote(
 
 
 class RemotePartition:
-    """A range of qualified keys, served by the process at the other end."""
+    """A range of qualified keys that a server serves."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class RemotePartition:
 
     def get_many(self, keys: Sequence[bytes], at: Version | None = None) -> list[bytes | None]:
         values: list[bytes | None] = []
-        # An answer may hold fewer values than were asked for, if they are large.
+        # An answer may have fewer values than keys, if they are large.
         while len(values) < len(keys):
             found = self.connection.call(GET_MANY, self.id, _portion(keys, len(values)), at)
             if not found:
@@ -169,14 +169,14 @@ class RemotePartition:
             try:
                 return self._prepare_batch(transaction, keys, values, siblings, members, link, False)
             except Retryable as error:
-                # Any other kind says that this partition cannot prepare it.
+                # A subclass means that this partition cannot prepare the batch.
                 if type(error) is not Retryable or not waits:
                     raise
         return self._prepare(transaction, keys, values, siblings, members, link, waits, batch)
 
 
 class RemotePartitionMaps:
-    """The map of a site's partitions, as it was when a node was last asked for it."""
+    """The map of a site's partitions, as a node has last returned it."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
@@ -185,7 +185,7 @@ class RemotePartitionMaps:
 
     @property
     def known(self) -> PartitionMap[Partition] | None:
-        """The map, if a node was asked for it before."""
+        """The map, or None if no node was asked for it yet."""
         return self._map
 
     @property
@@ -201,11 +201,11 @@ class RemotePartitionMaps:
         return RemoteMoves(self, self._nodes, stream=stream)
 
     def look(self, first: str | None) -> None:
-        """Ask each node once for the map, beginning with `first`."""
+        """Ask the nodes for the map, each at most once, beginning with `first`, until one answers."""
         self._take_in(self._nodes.run_once(_ask_map, first=first))
 
     def _fetch(self, known: PartitionMap[Partition] | None) -> PartitionMap[Partition]:
-        """A map that is newer than the one that is known.  Of many who ask at once, one fetches it."""
+        """A map that is newer than `known`.  If many threads ask at once, one of them fetches it."""
 
         def fetch() -> PartitionMap[Partition]:
             with self._lock:
@@ -232,9 +232,9 @@ class RemotePartitionMaps:
 
 
 class RemoteMoves:
-    """Goes on at another node while a partition moves, or its owner does not answer.
+    """The retries of a call or stream while a partition moves, or its owner does not answer.
 
-    A call of a site with one server waits for no answer here, since its connection has; a stream does.
+    With only one server, an unanswered call is not retried here: its connection has done so.  A stream is.
     """
 
     def __init__(self, maps: RemotePartitionMaps, nodes: Nodes, *, stream: bool) -> None:
@@ -245,7 +245,7 @@ class RemoteMoves:
         self._is_first = True
 
     def follows(self, error: FloodmarkError) -> bool:
-        """Whether the call may be repeated: nothing was done, and a newer map may help."""
+        """Whether to repeat the call: it had no effect, and a newer map may help."""
         if isinstance(error, PartitionMoved):
             return True
         if self._nodes.are_several:
@@ -253,7 +253,7 @@ class RemoteMoves:
         return self._stream and isinstance(error, Unreachable)
 
     def follow(self, error: FloodmarkError, partition: Partition | None) -> None:
-        """Learn the map anew, after a pause; raises the error if that does not help, or no time is left."""
+        """Fetch the map again, after a pause; raises the error if that does not help, or no time is left."""
         if not self.follows(error):
             raise error
         url = partition.place if isinstance(partition, RemotePartition) else None
@@ -266,7 +266,7 @@ class RemoteMoves:
         self._is_first = False
         if url is not None and not is_moved:
             self._nodes.leave(url)
-        # The node that refuses knows first where the partition is.  The old map serves until a node answers.
+        # The node that refused is the first to know the new owner.  Until a node answers, the old map stays.
         with suppress(*ELSEWHERE):
             self._maps.look(url if is_moved else None)
 
@@ -287,7 +287,7 @@ def _batches(connection: Connection, ticket: Ticket) -> Iterator[pyarrow.RecordB
 
 
 def _portion(keys: Sequence[bytes], start: int) -> list[bytes]:
-    """As many keys as one request may name."""
+    """The keys from `start` on, as many as fit into one request."""
     size = 0
     end = start
     while end < min(len(keys), start + GET_MANY_KEYS_MAX):

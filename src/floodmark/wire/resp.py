@@ -3,9 +3,10 @@ r"""RESP, the protocol of Redis, without I/O: bytes that arrived become requests
     request   *2\r\n $3\r\nGET\r\n $3\r\nada\r\n          an array of bulk strings
     reply     +OK  -ERR …  :7  $3\r\nada  *2 …             and in RESP3 also _  %  ,  #  =  >
 
-hiredis parses replies, which come from a server that the client trusts, and requests that arrive whole and
-announce little, because it makes room for as many elements as are announced.  A parser of our own takes all
-other requests: it makes room for nothing that has not arrived, and refuses lengths beyond its limits.
+hiredis allocates as many elements as a message announces.  So it parses only replies, which come from a
+server that the client trusts, and requests that arrive whole and announce few elements.  The parser of this
+module takes all other requests: it allocates nothing before it has arrived, and refuses lengths beyond its
+limits.
 """
 
 import re
@@ -32,7 +33,7 @@ def _get_headers() -> dict[int, tuple[bytes, bytes]]:
     return {len(head) + length + 2: (head, head.lower()) for length, head in headers.items()}
 
 
-# What a request GET begins with, by its size.
+# By the size of a GET request, the bytes before its key.
 _GET_HEADERS: Final = _get_headers()
 
 Request: TypeAlias = list[bytes]
@@ -63,7 +64,7 @@ PONG: Final = Simple("PONG")
 
 
 class ProtocolError(Exception):
-    """Bytes that are no request, or no reply.  Nothing more can be read from the connection."""
+    """Raised for bytes that are no request, or no reply.  The connection is unusable afterwards."""
 
 
 class RequestParser:
@@ -79,13 +80,13 @@ class RequestParser:
     def __init__(
         self, *, arguments_max: int = 1_024, bulk_bytes_max: int = 1 << 20, request_bytes_max: int = 1 << 20
     ) -> None:
-        # Why nothing more can be read from the connection.
+        # The reason why no more requests can be read from the connection, if there is one.
         self.error: str | None = None
         self.set_limits(arguments_max, bulk_bytes_max, request_bytes_max)
         self._reader = hiredis.Reader()
         self._chunks: list[bytes] = []
         self._arrived = 0
-        # Nothing more can be parsed before so many bytes are there.
+        # Nothing more can be parsed before this many bytes have arrived.
         self._wanted = 0
         self._arguments: Request = []
         self._missing = 0
@@ -102,11 +103,11 @@ class RequestParser:
 
     @property
     def is_between(self) -> bool:
-        """Whether the next byte that arrives begins a request."""
+        """Whether the next byte to arrive begins a request."""
         return not (self._chunks or self._missing or self.error)
 
     def feed(self, data: bytes) -> list[Request]:
-        """The requests that are complete now.  After them there can be none if there is an `error`."""
+        """The requests that these bytes complete.  If `error` is set afterwards, there will be no more."""
         if self._is_wide and len(data) <= SHORT_BYTES_MAX and self.is_between:
             whole = self._read_whole(data)
             if whole is not None:
@@ -121,13 +122,13 @@ class RequestParser:
         return requests
 
     def _read_whole(self, data: bytes) -> list[Request] | None:
-        """The requests of a chunk that holds whole ones; None if it has to be parsed with care."""
+        """The requests of a chunk of whole requests, by hiredis; None if the other parser must take it."""
         if _LONG_COUNT.search(data):
             return None
         reader = self._reader
         requests: list[Request] = []
         try:
-            # An empty request comes out behind whole ones, and is a part of one that was begun.
+            # An empty request is returned after whole ones, but becomes a part of one that is incomplete.
             reader.feed(data + _EMPTY)
             while type(request := reader.gets()) is list and request:
                 # Raises TypeError unless all arguments are bytes; a simple string passes for one.
@@ -161,7 +162,7 @@ class RequestParser:
             self._wanted -= position
 
     def _parse_request(self, data: bytes, position: int) -> int:
-        """Parse as much of one request as there is; where the rest begins."""
+        """Parse as much of one request as has arrived; returns the position at which the rest begins."""
         missing, arguments = self._missing, self._arguments
         while not missing:
             end = self._find_end(data, position)
@@ -172,7 +173,7 @@ class RequestParser:
             missing = _number(data[position + 1 : end], "multibulk")
             if missing > self._arguments_max:
                 raise ProtocolError("Protocol error: invalid multibulk length")
-            # An empty request asks for nothing, and gets no answer.
+            # An empty request gets no answer.
             missing = max(missing, 0)
             position = end + 2
             self._size = 0
@@ -212,7 +213,7 @@ class RequestParser:
 
 
 def match_get(data: bytes) -> bytes | None:
-    r"""The key, if the data is one GET and no more, as most reads of a server's sockets are.
+    r"""The key, if the data is exactly one GET, as it is for most reads of a server's sockets; else None.
 
     >>> match_get(b"*2\r\n$3\r\nGET\r\n$3\r\nada\r\n"), match_get(b"*1\r\n$4\r\nPING\r\n")
     (b'ada', None)
@@ -242,12 +243,12 @@ def encode_request(arguments: Sequence[bytes]) -> bytes:
 
 
 def call_head(name: str) -> bytes:
-    """The beginning of every call of a method over FM.CALL, up to its body."""
+    """The beginning of a call of a method with FM.CALL, up to its body."""
     return b"*3" + encode_request([FM_CALL, name.encode()])[2:]
 
 
 def encode_call(head: bytes, body: bytes) -> bytes:
-    r"""A call as it travels.
+    r"""A call of a method with FM.CALL.
 
     >>> encode_call(call_head("get"), b"...")
     b'*3\r\n$7\r\nFM.CALL\r\n$3\r\nget\r\n$3\r\n...\r\n'

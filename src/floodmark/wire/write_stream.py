@@ -1,12 +1,12 @@
-"""A stream of writes to a server: many batches on their way at once, acknowledged in order.
+"""A stream of writes to a server: many batches in flight at once, acknowledged in order.
 
-One thread sends, in turn with others; the stream's own thread receives acknowledgements and settles the
+Any thread may send, one at a time; the stream's own thread receives acknowledgements and completes the
 futures.  Batches and bytes in flight are bounded, and `send` waits for room.  If the connection is lost, all
 batches without an acknowledgement have an unknown outcome, and the next one opens a new connection.  An idle
 stream closes its connection.
 
-Batches that are decided by stamp may be sent twice, and in any order.  Of several nodes, one that does not
-acknowledge them is left, and another gets them (`RepeatingWriteStream`).
+Batches that are decided by stamp may be sent twice, and in any order.  If a node does not acknowledge them,
+they are sent to another (`RepeatingWriteStream`).
 """
 
 from collections import deque
@@ -76,14 +76,14 @@ class RemoteWriteStream:
         self._bytes_max = bytes_max
         self._idle_seconds = idle_seconds
         self._closed = False
-        # Held while a batch is handed to the network, so that batches travel in the order in which they
-        # wait for their acknowledgements.  Never taken by the thread that receives them.
+        # Held while a batch is sent, so that batches are sent in the order in which they wait for their
+        # acknowledgements.  Never taken by the thread that receives these.
         self._sending = Lock()
         self._changed = Condition()
         self._line: _Line | None = None
 
     def send(self, rows: Mapping[bytes, bytes]) -> "Future[int]":
-        """Send encoded values under qualified keys.  Waits while too much is on its way."""
+        """Send encoded values under qualified keys.  Waits while too much is in flight."""
         future: Future[int] = Future()
         future.set_running_or_notify_cancel()
         if not rows:
@@ -97,7 +97,7 @@ class RemoteWriteStream:
             try:
                 line.writer.write_batch(batch)
             except TRANSPORT_ERRORS as error:
-                # Then reading fails as well, and settles the futures; but the reason is raised only once.
+                # Reading fails as well then, and fails the futures; but Flight raises the reason only once.
                 failure = error
             with self._changed:
                 line.failure, line.is_sending = line.failure or failure, False
@@ -105,7 +105,7 @@ class RemoteWriteStream:
         return future
 
     def close(self) -> None:
-        """Return when every batch was answered, or at the latest when the time for a call is over."""
+        """Return when every batch was answered, or at the latest after the timeout of a call."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -123,7 +123,7 @@ class RemoteWriteStream:
             )
 
     def _take_place(self, sent: _Sent) -> "_Line":
-        """Wait for room and stand in line, over a connection that is there."""
+        """Wait for room, and add a batch to those that wait for an answer; opens a connection if needed."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self._has_room(sent.size))
@@ -148,16 +148,16 @@ class RemoteWriteStream:
 
     def _open_line(self) -> "_Line":
         def open_writer(connection: Connection) -> _Line:
-            # Whether it is there, and takes the token that is valid now, is known before anything is sent.
+            # Raises before anything is sent if the server does not answer, or refuses the token.
             connection.hello()
             return _Line(self, connection, *connection.open_writer(self._command, PAIRS))
 
         return self._nodes.run(open_writer)
 
-    # The thread that takes in acknowledgements
+    # The thread that receives acknowledgements
 
     def receive(self, line: "_Line") -> None:
-        """Settle futures until the line is idle, closed or broken."""
+        """Complete futures until the line is idle, closed or broken."""
         try:
             while self._wait_for_batch(line):
                 self._settle(line, line.reader.read())
@@ -173,7 +173,7 @@ class RemoteWriteStream:
                 line.writer.close()
 
     def _wait_for_batch(self, line: "_Line") -> bool:
-        """Whether there is something to wait for; if not, the line is no longer this stream's."""
+        """Wait until a batch waits for an answer; after an idle time or `close`, drop the line: False."""
         with self._changed:
             self._changed.wait_for(lambda: line.waiting or self._closed, self._idle_seconds)
             if line.waiting:
@@ -186,7 +186,7 @@ class RemoteWriteStream:
             # The stream has ended; `close` raises the reason.
             line.writer.close()
             with self._changed:
-                # Unless a sender was told, who may be about to say so.
+                # Unless a sender got the reason, and is about to store it.
                 self._changed.wait_for(lambda: not line.is_sending, self._nodes.timeout_seconds)
             if line.failure is not None:
                 raise line.failure
@@ -210,16 +210,17 @@ class RemoteWriteStream:
             sent.future.set_exception(restore_error(acknowledgement.error))
 
     def _translate(self, line: "_Line", error: BaseException) -> FloodmarkError:
-        """The meaning of a lost connection for batches that were sent: they may have arrived."""
+        """The error for batches that were sent over a lost connection: they may have arrived."""
         translated = line.connection.translate(error, writes=True)
         if isinstance(translated, Unreachable) and is_lost(error):
             return OutcomeUnknown(f"{translated}; what was sent may or may not have happened")
         return translated
 
     def _give_up(self, line: "_Line", error: FloodmarkError) -> None:
-        """Fail all waiting batches, and let the next one open a new connection.
+        """Fail all waiting batches; the next one opens a new connection.
 
-        The server says how many it answered, since Flight may lose answers: later batches were not committed.
+        Flight may lose answers, so the server's error contains how many batches it has answered: the outcome
+        of these is unknown, and later batches were not committed.
         """
         answered = error.details.get("answered", 0)
         details = {name: detail for name, detail in error.details.items() if name != "answered"}
@@ -244,18 +245,18 @@ class RemoteWriteStream:
 
 
 class RepeatingWriteStream:
-    """A stream of repeatable writes: batches that a node did not acknowledge are sent again, to another."""
+    """A stream of repeatable writes: a batch that a node did not acknowledge is sent to another node."""
 
     def __init__(self, nodes: Nodes, stream: RemoteWriteStream) -> None:
         self._nodes = nodes
         self._stream = stream
         self._open: set[Future[int]] = set()
         self._is_closed = False
-        # Not the thread that receives acknowledgements: others wait for it while they send.
+        # Not the thread that receives acknowledgements: `send` may wait for that one.
         self._repeater = ThreadPoolExecutor(1, "floodmark-repeater")
 
     def send(self, rows: Mapping[bytes, bytes]) -> "Future[int]":
-        """Send a batch; the future waits until it is stored, or the time for it is over."""
+        """Send a batch; the future completes when it is stored, or fails after the timeout of a call."""
         future: Future[int] = Future()
         future.set_running_or_notify_cancel()
         self._send(rows, future, self._nodes.attempts())
@@ -264,7 +265,7 @@ class RepeatingWriteStream:
         return future
 
     def close(self) -> None:
-        """Return when every batch was answered, or at the latest when the time for a call is over."""
+        """Return when every batch was answered, or at the latest after the timeout of a call."""
         wait(list(self._open), self._nodes.timeout_seconds)
         self._is_closed = True
         self._stream.close()
@@ -300,8 +301,7 @@ class _Line:
         self.waiting: deque[_Sent] = deque()
         # How many batches were answered.
         self.answers = 0
-        # Whether a batch is being handed to the network, and what sending ended with, if it did before
-        # reading.
+        # Whether a batch is being sent, and the error of sending, if it failed before reading did.
         self.is_sending = False
         self.failure: Exception | None = None
         self.thread = Thread(

@@ -1,7 +1,7 @@
 """The keys of a node's last atomic batches, by commit version: what an atomic read asks for first.
 
-Records and logs hold no more of a batch than its mark.  A batch that was pushed out of here, or that a
-restart has forgotten, costs its readers a snapshot.
+Records and logs hold only the mark of a batch.  A batch that was evicted from here, or lost by a restart,
+costs its readers a snapshot.
 """
 
 from collections import deque
@@ -12,7 +12,7 @@ from floodmark.model.version import Version
 
 
 class BatchCache:
-    """Bounded by the bytes of keys.  One thread remembers at a time; readers need no lock."""
+    """Bounded by the bytes of keys.  One thread at a time may call `remember`; `find` needs no lock."""
 
     def __init__(self, bytes_max: int = BATCH_CACHE_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
@@ -37,5 +37,5 @@ class BatchCache:
             self._bytes -= size
 
     def find(self, version: Version) -> Collection[bytes] | None:
-        """All qualified keys of a batch; None if it is not known any more."""
+        """All qualified keys of a batch; None if it is not in the cache."""
         return self._batches.get(version)

@@ -81,7 +81,7 @@ class Writes:
         return self.values if self.logged is None else self.logged
 
     def only(self, wanted: Sequence[bool]) -> "Writes | None":
-        """The writes that are wanted; None if there are none."""
+        """The writes at the places where `wanted` is true; None if there are none."""
         if all(wanted):
             return self if wanted else None
         keys, values = list(compress(self.keys, wanted)), list(compress(self.values, wanted))
@@ -95,7 +95,7 @@ class Writes:
 def arrange(
     keys: Sequence[bytes], values: Sequence[bytes], *, own: bool = True, loaded: bool = False
 ) -> Writes:
-    """The rows of a commit in order of keys, in which all readers get the changes."""
+    """The rows of a commit, sorted by key, which is the order in which readers get the changes."""
     if isinstance(keys, Column) and keys.is_ascending:
         size = len(pack(keys).data) + len(pack(values).data)
         return Writes(keys, encode_prefixes(keys), values, size, own=own, loaded=loaded)
@@ -147,7 +147,7 @@ class RemembersOutcome(Protocol):
         """The version at which it is committed already, or 0; raises TransactionEnded if it is refused."""
 
     def row(self, version: Version) -> WriteRow:
-        """The row that tells of its commit."""
+        """The row that records its commit."""
 
 
 class Commit(Waiter):
@@ -228,7 +228,7 @@ class EncodedWrites(NamedTuple):
 def encode_writes(
     writer: CommittingPartition, writes: Writes, version: Version, site_id: int, log_row_bytes_max: int
 ) -> EncodedWrites:
-    """What the writes of a commit to one partition become at a version."""
+    """Encode the writes of a commit to one partition at a version."""
     suffix = encode_version(version)
     keys, changes = writes.keys, writes.changes
     if len(keys) == 1 and writes.own:

@@ -5,7 +5,7 @@ A stored value that is no record would fail every reader of the namespace and ev
 it is collected.  Sites and clients check their users' arguments too, for better messages; a partition does
 not rely on that.
 
-Most records are plain, which their last byte tells; the others are decoded.
+Most records are plain, as their last byte shows; only the others are decoded.
 """
 
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -40,11 +40,11 @@ from floodmark.model.record import Record
 
 QUALIFIED_BYTES_MAX: Final = NAMESPACE_BYTES + KEY_BYTES_MAX
 PLAIN_BYTES_MAX: Final = VALUE_BYTES_MAX + len(PLAIN)
-# What may stand before an engine key in a row of the metadata.
+# Room for the bytes that precede an engine key in a row of the metadata.
 META_BYTES_MAX: Final = 32
-# An engine that holds this much needs no look at each value.
+# With an engine that takes values of this size, values need not be compared with its limit.
 STORED_BYTES_MAX: Final = 2 * VALUE_BYTES_MAX
-# Readers hold moments as 64 bits of microseconds.
+# Readers represent times as 64 bits of microseconds.
 EXPIRY_MAX: Final = ((1 << 63) - 1) // 1_000_000
 
 _EXPIRY_BYTES: Final = 8
@@ -81,7 +81,7 @@ _NEW: Final = (WriteKind.PUT, WriteKind.WRITE)
 class Entrance:
     """Checks writes to the partitions of a node.
 
-    Of a node without a catalog the namespaces are not known: then any kind of record may enter.
+    A node without a catalog does not know the namespaces, and accepts any kind of record.
     """
 
     def __init__(self, limits: EngineLimits) -> None:
@@ -92,7 +92,7 @@ class Entrance:
         self._own_bytes_max = limits.value_bytes_max - STAMP_BYTES
         self.plain_bytes_max = min(PLAIN_BYTES_MAX, self._own_bytes_max)
         self._policies: Mapping[bytes, str] | None = None
-        # Refuses changes of a link that come too late; returns the guards under which others are written.
+        # Raises for changes that a link sends too late; returns the guards under which others are written.
         self.admit: Callable[[LinkGuard], Sequence[Guard]] = lambda _: ()
         # Called before a namespace is refused as unknown: another node may have created it.  Waits for the
         # turn, so a thread that holds the turn must not call it.
@@ -101,7 +101,7 @@ class Entrance:
         self.plain: frozenset[bytes] = frozenset()
 
     def set_policies(self, policies: Mapping[bytes, str]) -> None:
-        """Say which namespaces there are, by the bytes that their keys begin with, and how they merge."""
+        """Set the merge policy of every namespace, by the bytes that its keys begin with."""
         self._policies = policies
         self.plain = frozenset(namespace for namespace, policy in policies.items() if policy == LAST_WRITE)
 
@@ -113,14 +113,14 @@ class Entrance:
     def check(
         self, keys: Sequence[bytes], values: Sequence[bytes], kind: WriteKind, *, in_turn: bool = False
     ) -> None:
-        """Refuse qualified keys and stored values that may not enter: nothing of them is stored then.
+        """Raise if a qualified key or a stored value is invalid; the caller must store none of them then.
 
-        A caller that holds the turn says so, and has met the namespaces before.
+        With `in_turn`, the caller holds the turn, and has called `meet` before.
         """
         if kind is WriteKind.WRITE and any_append(values):
             values = list(map(_stored_by, keys, values))
         if len(keys) == 1 == len(values) and kind in _NEW:
-            # The hottest path: a plain value of a namespace of such.
+            # The hottest path: a plain value in a namespace of plain values.
             key, value = keys[0], values[0]
             if (
                 value.endswith(PLAIN)
@@ -144,7 +144,7 @@ class Entrance:
             _check_record(key, value, policies[key[:NAMESPACE_BYTES]], kind)
 
     def _check_engine(self, keys: Sequence[bytes], values: Sequence[bytes], kind: WriteKind) -> None:
-        """Refuse keys and values that only this site's engine cannot hold."""
+        """Refuse keys and values within the limits of the model that this site's engine cannot hold."""
         if self.qualified_bytes_max < QUALIFIED_BYTES_MAX:
             longest = max(keys, key=len)
             size, longest_max = (n - NAMESPACE_BYTES for n in (len(longest), self.qualified_bytes_max))
@@ -188,7 +188,7 @@ def _stored_by(key: bytes, value: bytes) -> bytes:
 
 
 def _qualified_bytes_max(key_bytes_max: int) -> int:
-    """The longest qualified key whose engine key, with a version and among the metadata, has so many bytes.
+    """The size of the longest qualified key whose engine key fits, with a version and in the metadata.
 
     >>> len(encode_bytes(bytes(1 + _qualified_bytes_max(2_600)))) + VERSION_BYTES + META_BYTES_MAX <= 2_600
     True
@@ -239,7 +239,7 @@ def refuse_key(key: object) -> InvalidKey:
 
 
 def check_fits(limits: CommitLimits, count: int, size: int) -> None:
-    """Refuse more than one commit can hold."""
+    """Raise CommitTooLarge if the pairs do not fit into one commit."""
     if size > limits.bytes_max or count > limits.changes_max:
         raise CommitTooLarge(
             f"{count:,} pairs make {size:,} bytes; one commit holds at most {limits.bytes_max:,} bytes and "
@@ -255,16 +255,16 @@ def ends_of(keys: Sequence[bytes]) -> tuple[bytes, bytes]:
 
 
 def namespaces_of(keys: Sequence[bytes]) -> set[bytes]:
-    """What qualified keys begin with."""
+    """The bytes that qualified keys begin with, once for each namespace."""
     if len(keys) == 1:
         return {keys[0][:NAMESPACE_BYTES]}
     first, last = (key[:NAMESPACE_BYTES] for key in ends_of(keys))
-    # What lies between two keys of a namespace is in it, too.
+    # Every key between two keys of a namespace is in that namespace, too.
     return {first} if first == last else {key[:NAMESPACE_BYTES] for key in keys}
 
 
 def _unusual(keys: Sequence[bytes], values: Sequence[bytes]) -> tuple[Sequence[bytes], Sequence[bytes]]:
-    """Those pairs that are not seen to be plain values, values that expire, or deletions."""
+    """The pairs to decode: all but those whose bytes show a plain value, an expiring value or a deletion."""
     if isinstance(values, Column) and _all_end_with(values, PLAIN, len(PLAIN), PLAIN_BYTES_MAX):
         return (), ()
     if all(values) and max(map(len, values)) <= PLAIN_BYTES_MAX and {*map(_FLAGS, values)} == {*PLAIN}:
@@ -284,7 +284,7 @@ def _is_simple(value: bytes) -> bool:
 def _unusual_copies(
     keys: Sequence[bytes], values: Sequence[bytes]
 ) -> tuple[Sequence[bytes], Sequence[bytes]]:
-    """Those pairs that are not seen to be plain values with an origin."""
+    """The pairs to decode: all but those whose bytes show a plain value with an origin."""
     if isinstance(values, Column) and _are_plain_copies(values):
         return (), ()
     return _only(keys, values, [not _is_plain_copy(value) for value in values])

@@ -1,11 +1,11 @@
 """The index of records by the second in which they expire.
 
-A row stands in the metadata, is written in the same batch as its record, and has no value:
+A row is part of the metadata, is written in the same batch as its record, and has no value:
 
     "expiring/" | second: 8 bytes, big-endian | engine key of the record
 
-So the rows that have come due are the first ones.  A row may outlive its record: the reader of the index
-looks whether the record is still there.
+So the rows that are due come first.  A row may outlive its record: the reader of the index checks whether
+the record is still there.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,7 +27,7 @@ class Expiring(NamedTuple):
 
 
 def may_expire(values: Sequence[bytes]) -> bool:
-    """Whether one of some stored values has an expiry."""
+    """Whether any of the stored values has an expiry."""
     return any(flags & HAS_EXPIRY for flags in set(map(_flags, values)))
 
 
@@ -54,13 +54,13 @@ def index_rows(engine_keys: Iterable[bytes], values: Iterable[bytes]) -> list[Wr
 
 
 def index_range(first: int, last: int) -> tuple[bytes, bytes]:
-    """The keys of all rows from one second to another, both included."""
+    """The key range of all rows from one second to another, both included."""
     start, end = (second.to_bytes(EXPIRY_BYTES, "big") for second in (first, last + 1))
     return EXPIRING + start, EXPIRING + end
 
 
 def decode_index_key(key: bytes) -> Expiring:
-    """A row of the index."""
+    """Decode the key of an index row."""
     start = len(EXPIRING)
     end = start + EXPIRY_BYTES
     return Expiring(int.from_bytes(key[start:end], "big"), key[end:])

@@ -1,4 +1,4 @@
-"""Commits below newer records: rewrites the records of its keys above a commit.
+"""Commits below newer records: rewrites the records above a commit, of the keys that it writes.
 
 A prepared write commits at a version c, and its keys may have newer records by then.  A copy from another
 site is compared with the newest record at or below c alone.  If it loses to that, it is not stored.  If it
@@ -7,8 +7,8 @@ of its batch.  The same engine batch rewrites the records above c as if the comm
 
 - a copy from another site with a lower stamp would have lost: it is removed, also from the change log;
 - a record of fields includes the change, and a copy that adds nothing to it any more is removed;
-- a counter that was added to here continues from the new total.  The log holds totals, so it is rewritten
-  too; otherwise another site would keep the old total.
+- a counter to which this site has added continues from the new total.  The log holds totals, so it is
+  rewritten too; otherwise another site would keep the old total.
 
 Only plain gets can have read these records before (`prepared/writes.py` says why).
 
@@ -58,7 +58,7 @@ _LARGE: Final = bytes(LOG_INLINE_VALUE_BYTES_MAX + 1)
 
 
 class Correction(NamedTuple):
-    """A change of the change log; `before` is None for a new change, `after` for one that is removed."""
+    """A correction of the change log; `before` is None for a new change, `after` for one that is removed."""
 
     version: Version
     key: bytes
@@ -75,7 +75,7 @@ class Correction(NamedTuple):
 
 
 class Insertion:
-    """A commit at a version below others, key by key; then, all that has to be written for it."""
+    """A commit at a version below others, built key by key with `add`; `rows` returns all that it writes."""
 
     def __init__(self, engine: Engine, log: int, version: Version, site: int, log_row_bytes_max: int) -> None:
         # The keys that log a change at the version, and the changes.
@@ -135,7 +135,7 @@ class Insertion:
                 self._correct(version, key, found, None)
                 continue
             if redone == Written(logged, stored):
-                # What stands above was made on this, and stays as it is.
+                # This record stays as it is, and so do the records above, which were made from it.
                 return
             below = version, redone.stored
             self._rows.append((DATA, engine_key, redone.stored))
@@ -149,7 +149,7 @@ class Insertion:
         ]
 
     def rows(self) -> list[WriteRow]:
-        """All rows of the commit, and of what changes above it."""
+        """All rows of the commit, and of the records and changes that it corrects above it."""
         if not self.keys:
             return []
         rows = self._rows + self._log.rewritten(self.corrections)
@@ -164,7 +164,7 @@ class Insertion:
 
 
 class LoggedCommits:
-    """The commits of a change log, looked up by version and key, and written anew."""
+    """The commits of a change log, to look up by version and key, and to rewrite."""
 
     def __init__(self, engine: Engine, log: int, row_bytes_max: int) -> None:
         self._engine = engine
@@ -184,7 +184,7 @@ class LoggedCommits:
         return stored if logged is None else logged
 
     def rewritten(self, corrections: Sequence[Correction]) -> list[WriteRow]:
-        """The writes that make the log what some corrections say."""
+        """The writes that apply corrections to the log."""
         touched: dict[Version, dict[bytes, bytes | None]] = {}
         for correction in corrections:
             touched.setdefault(correction.version, {})[correction.key] = correction.after
@@ -232,7 +232,7 @@ def _rows_above(engine: Engine, prefix: bytes, version: Version) -> Iterator[Row
 
 
 def _write(current: bytes | None, value: bytes, version: Version, site: int) -> Written:
-    """The record that a write makes at a version of the record below it."""
+    """The record that a write at a version makes from the record below it."""
     if not is_state(value):
         return Written(value, value)
     if kind_of(value) == "fields":
@@ -245,7 +245,7 @@ def _write(current: bytes | None, value: bytes, version: Version, site: int) -> 
 
 
 def _copy(base: tuple[Version, bytes] | None, value: bytes, version: Version, site: int) -> Written | None:
-    """The record that a copy makes of the record below it; None if it loses to that."""
+    """The record that a copy makes from the record below it; None if it loses to that."""
     if not is_state(value):
         loses = base is not None and _stamp(*base, site) >= find_origins([value])[0]
         return None if loses else Written(value, value)
@@ -269,7 +269,7 @@ def _redo(
     logged: bytes,
     site: int,
 ) -> Written | None:
-    """A record rewritten on the new record below it, instead of `before`; None if it is removed."""
+    """A record remade from the new record below it instead of from `before`; None if it is removed."""
     current = below[1]
     if not _is_alike(current, stored):
         wins = _stamp(version, stored, site) > _stamp(*below, site)
@@ -282,7 +282,7 @@ def _redo(
 
 
 def _count_again(current: bytes, before: bytes | None, version: Version, logged: bytes, site: int) -> bytes:
-    """The logged state of a write to a counter, on another total of this site."""
+    """The logged state of a write to a counter: its addition, made to the new total of this site."""
     entries = _decode_counter(logged).entries
     if not entries:
         return logged
@@ -309,7 +309,7 @@ def _decode_counter(stored: bytes) -> CounterState:
 
 
 def _is_alike(stored: bytes | None, other: bytes) -> bool:
-    """Whether two records are merged, and do not only replace each other."""
+    """Whether two records are merged; otherwise one replaces the other."""
     return stored is not None and is_state(stored) and is_state(other) and kind_of(stored) == kind_of(other)
 
 

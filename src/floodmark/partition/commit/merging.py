@@ -51,7 +51,7 @@ from floodmark.partition.read.stamps import newest_rows
 
 _flags: Final = itemgetter(-1)
 
-# The record that a write makes of the newest row of a qualified key; None if nothing changes.
+# The record that a write makes from the newest row of a qualified key; None if nothing changes.
 Merge = Callable[[bytes, Row | None, bytes], Written | None]
 
 
@@ -61,12 +61,12 @@ def is_state(stored: bytes) -> bool:
 
 
 def has_states(values: Sequence[bytes]) -> bool:
-    """Whether one of some stored values is a state."""
+    """Whether any of the stored values is a state."""
     return any(flags & HAS_STAMPS for flags in set(map(_flags, values)))
 
 
 def has_origins(values: Sequence[bytes]) -> bool:
-    """Whether one of some values was first written at another site, as a copy says of itself."""
+    """Whether any of the values is a copy, which carries its origin at another site."""
     return any(value[-1] & HAS_ORIGIN for value in values if value)
 
 
@@ -151,7 +151,7 @@ def write_at(version: Version, site: int) -> Merge:
 
 
 def write_unchanged_at(version: Version, site: int, since: Version) -> Merge:
-    """The same for fields of a state, and for other records, that were not changed since a version."""
+    """`write_at`, but only for fields of states, and other records, that were not changed after `since`."""
     newest = Stamp(since, SITE_IDS_MAX)
     unchanged = encode_stamp(since, SITE_IDS_MAX)
     write = write_at(version, site)
@@ -166,9 +166,9 @@ def write_unchanged_at(version: Version, site: int, since: Version) -> Merge:
 
 
 def apply_at(version: Version, site: int) -> Merge:
-    """What comes from another site is stored where it wins, and states are merged where they add something.
+    """A copy from another site is stored if it wins; a copied state is merged if it adds something.
 
-    Only the engine's limits hold here: what each site was allowed to write, all of them have to take in.
+    Only the engine's limits are checked: every site must accept what another was allowed to write.
     """
     own = Stamp(version, site)
 
@@ -195,7 +195,7 @@ def kind_of(state: bytes) -> Kind:
 
 
 def stamp_of(row: Row | None, site: int) -> bytes:
-    """The stamp of a stored record; `NO_STAMP` of none."""
+    """The stamp of a stored record; `NO_STAMP` if there is none."""
     if row is None:
         return NO_STAMP
     engine_key, stored = row
@@ -203,7 +203,7 @@ def stamp_of(row: Row | None, site: int) -> bytes:
 
 
 def contains(stored: bytes, logged: bytes) -> bool:
-    """Whether a stored record is, or has taken in, what the change log says was written to it."""
+    """Whether a stored record is, or was merged with, the value that the change log holds for it."""
     if stored == logged:
         return True
     if not is_state(logged) or not is_state(stored) or kind_of(stored) != kind_of(logged):
@@ -235,10 +235,9 @@ def _name_kind(stored: bytes) -> str:
 
 
 def leave_changed(key: bytes, current: bytes | None, value: bytes, newest: Stamp) -> bytes | None:
-    """The part of an unstamped write of fields that is about fields not changed after a stamp.
+    """The part of an unstamped write of fields that concerns fields not changed after a stamp; None if empty.
 
-    A record that is deleted or put anew keeps the fields that were changed, and loses the others one by one.
-    None if nothing is left.
+    A write that deletes or replaces the record leaves the changed fields, and deletes the others one by one.
     """
     write = decode_state(value)
     if isinstance(write, CounterState):
@@ -249,7 +248,7 @@ def leave_changed(key: bytes, current: bytes | None, value: bytes, newest: Stamp
         )
     standing = FieldsState(None, ()) if current is None else _fields(decode_state(current))
     if standing.deleted is not None and standing.deleted > newest:
-        # That changed all fields at once, those included that are no longer there.
+        # The deletion changed all fields at once, also those that no longer exist.
         return None
     changed = {field.name for field in standing.fields if field.stamp > newest}
     if not changed:
@@ -270,7 +269,7 @@ def _fields(state: State) -> FieldsState:
 
 
 def _require_size(key: bytes, stored: bytes) -> None:
-    """Refuse a write that makes a record larger than one may be."""
+    """Raise if a write makes a record with too many fields or too many bytes."""
     if len(stored) <= FIELDS_MAX:
         # A field takes more than a byte.
         return

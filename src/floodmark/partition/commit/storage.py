@@ -126,7 +126,7 @@ class Storage:
         self.store_guarded(rows, ())
 
     def store_guarded(self, rows: Sequence[WriteRow], guards: Sequence[Guard]) -> bool:
-        """`store` unless a guard does not hold: then False."""
+        """Like `store`, but writes nothing and returns False if a guard does not hold."""
         self.require_fitting(rows)
         try:
             if not self.write_durably(rows, guards):
@@ -155,8 +155,8 @@ class Storage:
     def load(self, engine: Engine, family: str, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
         """Store rows that no reader finds, in order of keys; they are on disk on return.
 
-        `engine` is the one below this one's generations.  The caller must not hold the turn, and after an
-        error does the same again, or removes what may be there.
+        `engine` is the engine below this one's generations (`generations.below`).  The caller must not hold
+        the turn; after an error it must load the same rows again, or remove those that may be there.
         """
         if not isinstance(engine, BulkLoads):
             for portion in self.cut([(family, *row) for row in zip(keys, values, strict=True)]):
@@ -179,8 +179,8 @@ class Storage:
     ) -> None:
         """Write rows that a crash may undo, such as the removal of garbage.
 
-        They are cut into batches that the engine takes: any number of the first rows must be harmless alone.
-        `engine` is the one in which the garbage was found, if that shows certain generations.
+        They are cut into batches, so any number of the first rows must be harmless without the others.
+        `engine` is the view in which the garbage was found, if that shows certain generations.
         """
         for batch in self.cut(rows):
             with self.settled(), self._stopping():
@@ -227,9 +227,9 @@ class Storage:
             )
 
     def remove_range(self, family: str, start: bytes, end: bytes, engine: Engine | None = None) -> None:
-        """Remove a range of garbage, in portions if the engine takes only so many rows.
+        """Remove a range of garbage, in portions if the engine limits the rows of a range.
 
-        `engine` is the one below this one's generations, for what no reader finds.
+        To remove rows that no reader finds, pass the engine below this one's generations.
         """
         engine = engine or self.engine
         rows_max = engine.limits.range_rows_max

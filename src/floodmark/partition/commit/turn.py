@@ -68,7 +68,7 @@ class Turn(Generic[SomeWaiter]):
         # Gives the turn back; call `lead_next` afterwards if the queue is not empty.  A C method, so that an
         # interrupt cannot come between the call and its effect.
         self.give_back: Callable[[TurnToken], None] = self._free.append
-        # Each change of it is one step of the interpreter; for a lock, all waiters would queue once more.
+        # Each change of the queue is one step of the interpreter; for a lock, all waiters would queue again.
         self.line: deque[SomeWaiter] = deque()
         self.give_back(TurnToken(self))
 

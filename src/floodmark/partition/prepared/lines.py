@@ -1,12 +1,12 @@
 """Transactions that wait for keys, in order of arrival.
 
-A transaction that meets a key which another has prepared waits for a short time.  Without an order, each end
-of a prepared write would wake all that wait, of which one gets the key, and a newcomer as likely as the
-first: on a hot key some would starve.  So they stand in line, one line for each key, and only the transaction
-that is the first in all of its lines tries to prepare.
+A transaction that needs a key which another has prepared waits for a short time.  Without an order, the end
+of a prepared write would wake all waiting transactions, and a newcomer would get the key as likely as the
+first: on a hot key some would starve.  So they queue, in one line for each key, and only a transaction that
+is the first in all of its lines tries to prepare.
 
-All lines of a transaction are joined in one step.  So those in line have one order, and its first waits for
-no other: there is no deadlock.
+A transaction joins all its lines in one step.  So all lines have the same order, and the first transaction
+in it waits for no other: there is no deadlock.
 """
 
 from collections import deque
@@ -70,7 +70,7 @@ class KeyLines:
             for key in ticket.keys:
                 line = self._lines.get(key)
                 if line is None or ticket not in line:
-                    # Interrupted on its way in.
+                    # It was interrupted while it joined its lines.
                     continue
                 line.remove(ticket)
                 if line:
@@ -79,6 +79,6 @@ class KeyLines:
                     del self._lines[key]
 
     def _call(self, ticket: _Ticket) -> None:
-        """Let a transaction go on if it is the first in all of its lines."""
+        """Wake a transaction if it is the first in all of its lines."""
         if all(self._lines.get(key, (None,))[0] is ticket for key in ticket.keys):
             ticket.is_first.set()

@@ -1,7 +1,7 @@
-"""What has become of an atomic batch over several nodes at each of its partitions: one metadata row.
+"""The outcome of an atomic batch over several nodes: one metadata row at each of its partitions.
 
 A commit of one node has such a row too, without other partitions, if its answer may get lost on the way to a
-client.  The commit looks for the row in its round and writes it in its engine write, so an id is committed at
+client.  The commit reads the row in its round and writes it in its engine write, so an id is committed at
 most once, and never after it was refused.
 
     "batch/" | id: 30 bytes, ASCII | the first qualified key of the batch in the partition
@@ -10,12 +10,13 @@ most once, and never after it was refused.
 The row of a prepared batch is `undecided`, at p.  Prepare, commit and abort write it in the engine write of
 their other rows.  It names no partition: a split, a merge, a move or a takeover leaves it as it is.
 
-**Refused.**  A partition that is asked for a batch which it has not prepared stores `abort` before it
-answers, and a prepare that comes later finds that.  So a batch that one partition has refused is never
-prepared everywhere, and one that is prepared everywhere is refused nowhere: all come to the same end.
+**Refused.**  A partition that is asked about a batch which it has not prepared stores `abort` before it
+answers, and refuses a later prepare.  So a batch that one partition has refused is never prepared everywhere,
+and a batch that is prepared everywhere is refused nowhere: all partitions reach the same outcome.
 
-**Kept** until the id is too old to prepare, since a prepare may be repeated; an outcome also until no sibling
-has the batch prepared, since that one will ask.  Versions of the node tell the age, and never go back.
+**Kept** until the id is too old to prepare, since a prepare may be repeated, and until no sibling has the
+batch prepared, since that sibling will ask for the outcome.  The age is measured with the node's versions,
+which never go back.
 """
 
 from collections.abc import Iterator
@@ -36,7 +37,7 @@ BATCHES: Final = b"batch/"
 
 
 class BatchOutcome(msgspec.Struct, frozen=True, array_like=True):
-    """What has become of a batch at a partition.  `version` is p, the commit version, or 0."""
+    """The outcome of a batch at a partition.  `version` is p, the commit version, or 0."""
 
     decision: Decision
     version: Version = 0
@@ -57,7 +58,7 @@ def store_outcome(batch: str, key: bytes, outcome: BatchOutcome | None) -> Write
 
 
 def load_outcome(engine: Engine, batch: str, key: bytes) -> BatchOutcome | None:
-    """What has become of a batch; None if nothing is known of it."""
+    """The outcome of a batch at a partition; None if it is unknown here."""
     row_key = _prefix(batch) + key
     stored = engine.get(META, row_key)
     return None if stored is None else _decode(row_key, stored)
@@ -93,7 +94,7 @@ class NamedCommit:
         return outcome.version
 
     def row(self, version: Version) -> WriteRow:
-        """The row that tells of its commit."""
+        """The row that records its commit."""
         return store_outcome(self._batch, self._key, BatchOutcome(Decision.COMMIT, version))
 
 

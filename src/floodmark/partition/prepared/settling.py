@@ -1,10 +1,10 @@
 """Settling prepared writes: a caller asks for the decision and carries it out.
 
-The coordinator of a transaction has the decision; that of an atomic batch follows from what its partitions
-answer, of which each carries it out for itself.
+The coordinator of a transaction has the decision.  That of an atomic batch follows from the answers of its
+partitions, and each partition carries it out on its own.
 
-Every wait ends.  After the deadline of a transaction its coordinator answers that it is aborted; without an
-answer the caller is refused after a while.
+Every wait ends.  After the deadline of a transaction its coordinator answers that it is aborted; if it does
+not answer, the caller gets `Retryable` after some time.
 
 The caller must not hold the turn, since the answer may need a write.
 """
@@ -26,11 +26,11 @@ SETTLES_MAX: Final = 100
 
 
 def wait_seconds_max(asks: int) -> float:
-    """How long so many polls take."""
+    """The duration of a number of polls."""
     return asks * ASK_SECONDS
 
 
-# Tells how a prepared write ends.
+# Returns how a prepared write ends.
 Ask = Callable[[OpenWrite], Fate]
 
 
@@ -48,7 +48,7 @@ class SettlingPartition(Protocol):
 def settle_writes(
     partition: SettlingPartition, writes: Iterable[OpenWrite], ask: Ask, *, asks: int = ASKS_MAX
 ) -> None:
-    """Return when some prepared writes have ended; raises `Retryable` after so many polls."""
+    """Return when all given prepared writes have ended; raises `Retryable` after `asks` polls of one."""
     for write in writes:
         if write.siblings:
             write.ended.wait(ASK_SECONDS)
@@ -66,7 +66,7 @@ def settle_writes(
 
 
 def try_settle(partition: SettlingPartition, write: OpenWrite, ask: Ask) -> bool:
-    """End a prepared write if its transaction or batch is decided; whether it has ended."""
+    """End a prepared write if its transaction or batch is decided; returns whether it has ended."""
     if write.ended.is_set():
         return True
     fate = ask(write)

@@ -1,8 +1,7 @@
 """The steps of a prepared write: prepare it, and commit or abort it.  Each takes part in a round.
 
-Each may be repeated.  A prepare that is there already answers the version that it has, and there is nothing
-left to commit or to abort once that was done.  So a caller who does not know whether a step has happened
-takes it again.
+Each may be repeated: a prepare that has happened returns its version again, and a commit or abort that has
+happened does nothing.  So a caller that does not know whether a step has happened repeats it.
 
 The steps of an atomic batch also set its row (`outcomes.py`), in the same engine write.
 """
@@ -63,7 +62,7 @@ from floodmark.partition.prepared.writes import (
 
 
 class PreparingWriter(CommittingPartition, Protocol):
-    """What the steps need to know of the partition that they belong to."""
+    """The partition of a step, as far as the steps need it."""
 
     range: KeyRange
     limits: CommitLimits
@@ -113,14 +112,14 @@ class Prepare(RoundStep):
         self._transaction = transaction
         self._prepared = writes
         self._write: OpenWrite | None = None
-        # What was asked for, if keys of it wait for their version.
+        # The writes as requested, if some of their keys are to contain the version.
         self._appends = writes if any_append(writes.values) else None
 
     @property
     def touches(self) -> Sequence[bytes] | None:
         if self._link is not None or self._appends is not None:
             return None
-        # Records are read only if a state is merged into them; the first key stands for the outcome, too.
+        # Records are read only to merge a state into them; the first key also names the outcome.
         keys, values = self._prepared.keys, self._prepared.values
         return (self._transaction.encode(), *(keys if has_states(values) else keys[:1]))
 
@@ -177,7 +176,7 @@ class Prepare(RoundStep):
             if outcome is not None and outcome.decision is Decision.COMMIT:
                 self.version = outcome.version
                 return True
-            # Without a row of this part, another part stands there: partitions of the batch were merged.
+            # Without a row of this part, the write found is another part: two of its partitions were merged.
             is_prepared = outcome is not None and outcome.decision is Decision.UNDECIDED
             if (standing is not None) != is_prepared or (outcome is not None and not is_prepared):
                 raise refused(self._transaction)
@@ -230,7 +229,7 @@ class Prepare(RoundStep):
         writes = self._complete(standing.version)
         is_same = standing.keys == writes.keys and standing.siblings == tuple(self._siblings)
         stored = load_values(self._place.engine, standing) or ()
-        # A node of an earlier release has not marked those of a transaction.
+        # A node of an earlier release did not mark the values of a transaction.
         if not is_same or [*map(unmark_batch, stored)] != [*map(unmark_batch, writes.values)]:
             raise InvalidArgument(
                 f"transaction {self._transaction!r:.80} has prepared other writes in partition "
@@ -268,7 +267,7 @@ class CommitPrepared(RoundStep):
     @property
     def touches(self) -> Sequence[bytes] | None:
         if self._insertion is not None and self._insertion.corrections:
-            # It has written rows of other commits anew.
+            # It has rewritten rows of other commits.
             return None
         write = self._write or self._place.prepared.find(self._transaction, self._partition.range)
         return (self._transaction.encode(), *(write.keys if write is not None else ()))
@@ -306,7 +305,7 @@ class CommitPrepared(RoundStep):
             )
         distance = self._at - write.version
         if not distance or (write.siblings and distance % NODES_MAX):
-            # The version of this write, or one that another node gave to the same batch: no commit has it.
+            # The version of this write, or of the same batch at another node: no other commit has it.
             return
         if self._place.engine.get(LOG, encode_log_key(self._partition.log_id, self._at)) is not None:
             raise InvalidArgument(
@@ -350,9 +349,10 @@ class CommitPrepared(RoundStep):
 
 
 class AbortPrepared(RoundStep):
-    """Forget a prepared write.  A batch is refused from then on, also one that is not prepared, by its `key`.
+    """Abort a prepared write.  A batch is refused from then on; with its `key`, also if it is not prepared.
 
-    A step that `asks` refuses a batch only if it is not prepared.  `fate` is what has become of it.
+    With `asks`, the step leaves a prepared batch as it is, and refuses one that is not prepared.  `fate` is
+    the outcome.
     """
 
     def __init__(
@@ -376,7 +376,7 @@ class AbortPrepared(RoundStep):
 
     @property
     def touches(self) -> Sequence[bytes]:
-        # A commit of one key, which may have the same id, tells its key alone.
+        # A commit of one key, which may have the same id, touches only its key.
         return (self._transaction.encode(), *(() if self._key is None else (self._key,)))
 
     def take(self, mint: Mint) -> Sequence[WriteRow]:
@@ -424,7 +424,7 @@ def require_preparable(
     siblings: Sequence[bytes],
     members: Sequence[bytes],
 ) -> None:
-    """Refuse what can never be committed here: too much, or elsewhere."""
+    """Raise if the writes can never be committed here: too large, or outside of the partition."""
     limits = partition.limits
     if not writes.keys:
         raise InvalidArgument("nothing is to be prepared; name at least one key")
@@ -463,7 +463,7 @@ def require_preparable(
 
 
 def add_tally(tallies: deque[CommitTally], tally: CommitTally) -> None:
-    """Add a tally behind those of its version and of earlier ones."""
+    """Insert a tally after those of its version and of lower ones."""
     if not tallies or tallies[-1][0] <= tally[0]:
         tallies.append(tally)
     else:
@@ -471,12 +471,12 @@ def add_tally(tallies: deque[CommitTally], tally: CommitTally) -> None:
 
 
 def _place_of(tallies: deque[CommitTally], version: Version) -> int:
-    """Where the tallies of a version begin, or would."""
+    """The index at which tallies of a version begin, or would begin."""
     return bisect_left(tallies, version, key=lambda tally: tally[0])
 
 
 def _correct(tallies: deque[CommitTally], tally: CommitTally) -> bool:
-    """Add to the tally of the same commit and kind, which may have been put together with later ones.
+    """Add to the tally of the same commit and kind, which may have been folded with later ones.
 
     False if there is none.
     """

@@ -6,7 +6,8 @@ prepared key is one metadata row:
 
     "prepared/" | length 1 | transaction, UTF-8 | qualified key  ->  p: 8 bytes, big-endian | value
 
-The row names no partition.  Memory holds the keys of a write, and a few values; a commit reads others again.
+The row names no partition.  Memory has the keys of a write, and its values if they are small; a commit reads
+larger ones again.
 
 **Nothing appears at or below an announced version.**  An open write is a slot at p: `floor` is the version
 before the lowest p, and no resolved version of its partition passes it.
@@ -14,19 +15,19 @@ before the lowest p, and no resolved version of its partition passes it.
   the write is in this table; readers of the floors read this one last.  So one of the two holds p back.
 - A commit has a version c >= p.  The write leaves this table when its records are synced and in the live
   tail, so c is not resolved before it can be read.
-- The table is loaded when a node opens, before a version can be asked for, and after each recovery, before
-  the floor of the failed round is removed.  A prepare that was lost never answered p, so no transaction
-  commits at it.
+- The table is loaded when a node opens, before it returns any version, and after each recovery, before the
+  floor of the failed round is removed.  A prepare that was lost never returned p, so no transaction commits
+  at it.
 
-**A snapshot never changes.**  A read at S moves the clock past S, waits for the round at work and then reads
+**A snapshot never changes.**  A read at S moves the clock past S, waits for the running round and then reads
 this table.  A later write gets p > S.  A write on its keys with p <= S may still commit at or below S, so the
 read settles it first (`settling.py`).
 
 **On each key commit order is stamp order.**  Below c all stamps are lower: a record's stamp never exceeds its
 version.  Records above c were written while this write was open, so they are not resolved: no feed and no
 snapshot has them.  The engine batch of the commit rewrites them as if the commit had come first
-(`inserting.py`), those of other batches on the key too.  Two transactions never have one key here at once,
-and a conditional write, such as `compare_and_set`, settles this write first.
+(`inserting.py`), also those of other batches on the key.  At most one transaction has a key prepared at a
+time, and a conditional write, such as `compare_and_set`, settles this write first.
 
 **Sums are exact.**  Heartbeats count up to a resolved version, so neither c nor a change above it was
 counted; the commit corrects the tallies that wait for the next heartbeat, or reports that one is missing.
@@ -72,7 +73,7 @@ KEPT_BYTES_MAX: Final = 8 * KIB
 
 
 class OpenWrite:
-    """A prepared write.  `ended` is set when it has ended, or when the node does not serve it any more."""
+    """A prepared write.  `ended` is set when it has ended, or when the node no longer serves it."""
 
     __slots__ = (
         "bytes",
@@ -104,19 +105,19 @@ class OpenWrite:
         # The id of a transaction; or of an atomic batch, and the first keys of its partitions.
         self.transaction = transaction
         self.siblings = tuple(siblings)
-        # All keys of the batch, if they are known: they are not stored.
+        # All keys of the batch; empty after a restart, since they are not stored.
         self.members = frozenset(members)
         self.version = version
         # Qualified, in order.
         self.keys = keys
         self.bytes = size
-        # In the order of keys; None if they are to be read.
+        # In the order of keys; None if they must be read from the engine.
         self.values = values if size <= KEPT_BYTES_MAX else None
         self.held_bytes = size + sum(map(len, siblings)) + sum(map(len, members))
         # The size of the commits above it that its own commit may have to rewrite; None if unknown.
         self.newer_bytes = newer_bytes
         self.newer_changes = 0
-        # Whether a step of the round at work ends it.
+        # Whether a step of the running round ends it.
         self.is_ending = False
         self.ended = Event()
 
@@ -185,7 +186,7 @@ class PreparedWrites:
     def __init__(self, engine: Engine) -> None:
         # The version before the lowest p; None if nothing is prepared.
         self.floor: Version | None = None
-        # Tell how a transaction ends, and a batch.
+        # Return the decision on a transaction, and on a batch.
         self.settler: Settler = _undecided
         self.batch_settler: BatchSettler = _undecided
         # Transactions that wait for keys which another one has prepared.
@@ -202,7 +203,7 @@ class PreparedWrites:
         for transaction, key, version, size in filter(self._is_mine, read_prepared(self._engine)):
             rows.setdefault((version, transaction), []).append((key, size))
         known = {write.version: write for write in self._index.ordered}
-        # Built apart: a reader that found only some of the writes would announce too much.
+        # Built apart: a reader that found only some of the writes would announce too high a version.
         index = _Index()
         for (version, transaction), parts in sorted(rows.items()):
             write = known.pop(version, None) or self._load_write(version, transaction, parts)
@@ -243,7 +244,7 @@ class PreparedWrites:
         write.ended.set()
 
     def require_room(self, write: OpenWrite) -> None:
-        """Raise `Retryable` while too much is prepared."""
+        """Raise `Retryable` while too many writes, or too many bytes, are prepared."""
         count, size = len(self._index.ordered), self._index.bytes
         if count >= PREPARED_WRITES_MAX or size + write.held_bytes > PREPARED_BYTES_MAX:
             raise Retryable(
@@ -270,7 +271,7 @@ class PreparedWrites:
         return next((write for write in found if write.overlaps(keys)), None)
 
     def find_first(self, batch: str, key: bytes) -> OpenWrite | None:
-        """The write of a batch whose first key is this; after a merge a partition may hold another of it."""
+        """The write of a batch with this first key; a merged partition may have several of one batch."""
         return next((write for write in self._index.by_id.get(batch, ()) if write.keys[0] == key), None)
 
     def on(self, keys: Iterable[bytes]) -> list[OpenWrite]:
@@ -287,7 +288,7 @@ class PreparedWrites:
         return [write for write in writes if write.overlaps(keys)]
 
     def ask(self, write: OpenWrite) -> Fate:
-        """How a write ends; may take a while.  The caller holds neither the turn nor a lock."""
+        """The decision on a write; may call other nodes, so the caller must not hold the turn or a lock."""
         if write.siblings:
             return self.batch_settler(write.transaction, write.siblings)
         return self.settler(write.transaction)
@@ -300,14 +301,14 @@ class PreparedWrites:
         """
         writes, changes = self.on(commit.keys), len(commit.keys)
         largest = max((len(value) for value in commit.values if is_state(value)), default=0) if writes else 0
-        # All of them may come to be merged into one record.
+        # All of them may be merged into one record.
         merged = largest and largest + BYTES_PER_BYTE * sum(write.bytes for write in writes)
         crowded = [
             write
             for write in writes
             if write.newer_bytes is None
             or write.newer_bytes + commit.size > limits.bytes_max // 2
-            # Four rows for each of its keys, at most half of `changes_max`, leave so many changes.
+            # Its keys, at most half of `changes_max`, take four rows each: this leaves room for a third.
             or write.newer_changes + changes > limits.changes_max // 3
             or merged > self._engine.limits.value_bytes_max
         ]
@@ -317,7 +318,7 @@ class PreparedWrites:
         return crowded
 
     def release(self) -> None:
-        """Wake all waiting threads: the node stops."""
+        """Wake all threads that wait for a write, since the node stops."""
         for write in self.all():
             write.ended.set()
 
@@ -404,7 +405,7 @@ def read_prepared(engine: Engine) -> Iterator[tuple[str, bytes, Version, int]]:
 
 
 def prepared_prefixes(engine: Engine, namespace: bytes) -> set[bytes]:
-    """What the engine keys of a namespace's keys with prepared writes begin with."""
+    """The encoded keys of a namespace that have prepared writes."""
     return {encode_prefix(key) for _, key, _, _ in read_prepared(engine) if key.startswith(namespace)}
 
 

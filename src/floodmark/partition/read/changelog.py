@@ -17,7 +17,7 @@ from floodmark.partition.families import DATA, LOG
 from floodmark.partition.layout import LogRow
 
 # One row of a change log, not decoded: its order, the row, and its log.  The order is version, rank of the
-# log and chunk.  Logs rank by the keys that they begin with, so that a commit to several is in order of keys.
+# log and chunk.  Logs rank by their first keys, so that a commit to several logs is in order of keys.
 LogLine: TypeAlias = tuple[bytes, bytes, LogRow]
 
 
@@ -39,8 +39,8 @@ def read_logs(
 ) -> Iterator[list[LogLine]]:
     """The lines in `(since, until]` of all logs together, in order of versions, page by page.
 
-    A child log begins above the version at which its parents were sealed, so the order of versions
-    finishes parents first.
+    A child log begins above the version at which its parents were sealed, so in order of versions
+    the lines of the parents come first.
     """
     require_untrimmed(since, trimmed())
     relevant = [
@@ -62,7 +62,7 @@ class _LogStream:
         self.taken = 0
 
     def take(self, bound: bytes) -> list[LogLine]:
-        """The lines up to a bound; behind the last of a page, the next one is read."""
+        """The lines up to a bound.  Reads the next page once the last line of this one is taken."""
         end = bisect_right(self.page, bound, self.taken, key=_order)
         lines = self.page[self.taken : end]
         self.taken = end
@@ -72,11 +72,11 @@ class _LogStream:
 
 
 class _Merge:
-    """One stream of many logs.
+    """Merges many logs into one stream.
 
-    Up to the first end of a page that is met, every open log's lines are in hand.  A log is opened when
-    that end passes the version at which the log begins: of logs that followed each other only those are
-    held that were there at the same time.
+    The lowest last line among the present pages is a bound: up to it, the lines of all open logs have been
+    read.  A log is opened once the bound passes the version at which the log begins, so that only logs which
+    existed at the same time are open together.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class _Merge:
             yield sorted(chain.from_iterable(parts), key=_order)
 
     def _find_bound(self) -> bytes | None:
-        """Up to where everything is in hand, with the logs opened that this takes; None at the end."""
+        """Open the logs that begin below the bound; returns the bound, or None at the end."""
         while True:
             while self._by_last and not self._is_current(*self._by_last[0]):
                 heappop(self._by_last)
@@ -140,10 +140,10 @@ class _Merge:
 
 
 def _width(logs: Sequence[LogRow]) -> int:
-    """How many of some logs there were at one time, at most."""
+    """The largest number of the logs that were open at the same version."""
     opened = [(log.opened_at, 1) for log in logs]
     sealed = [(log.sealed_at, -1) for log in logs if log.sealed_at is not None]
-    # At one version, logs are sealed before others take their place.
+    # At the same version, logs are sealed before their children are opened.
     return max(accumulate(step for _, step in sorted(opened + sealed)), default=1)
 
 
@@ -173,12 +173,12 @@ def _read_log(
         # More chunks of the last commit may follow: the reader has everything before it.
         position = version_of(lines[-1]) - 1
         start = after(page[-1][0])
-    # Rows may have gone while the reader was away, and an empty page would hide it.
+    # Rows may have been trimmed between two pages, and an empty page would hide it.
     require_untrimmed(position, trimmed())
 
 
 def require_untrimmed(since: Version, trimmed: Version) -> None:
-    """Refuse to read from a version whose changes are partly gone: a feed never skips silently."""
+    """Raise VersionCollected if changes above `since` were trimmed: a feed never skips changes silently."""
     if since < trimmed:
         raise VersionCollected(
             f"changes after version {since} are no longer complete: the change log was trimmed up to "

@@ -1,4 +1,4 @@
-"""Reading versioned records.  All versions of a key stand side by side, newest first."""
+"""Reading versioned records.  The engine stores the versions of a key next to each other, newest first."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -37,18 +37,18 @@ from floodmark.model.version import Version, moment_of, physical_ms
 from floodmark.partition.families import DATA
 from floodmark.partition.generations import as_of
 
-# Behind every version of a key: the inverse of version 0 is the largest suffix there is.
+# After every version of a key: the inverse of version 0 is the largest suffix.
 _BEHIND_OLDEST = b"\xff" * VERSION_BYTES + b"\x00"
 
-# Columns are worth their while from some thousands of rows on; still, a page is about a megabyte.
+# Columns pay off from some thousands of rows on; a page still has about a megabyte.
 RECORDS_PAGE_ROWS_MAX: Final = 8_192
-# So many versions of one key at the end of a page are worth a seek, and a short read behind it.
+# This many versions of one key at the end of a page are worth a seek, and then a short read.
 MANY_VERSIONS: Final = 8
 SHORT_READ_ROWS: Final = 8
 
 
 class ScanPage(NamedTuple):
-    """Live (user key, value) pairs in order, and the engine key to go on from; None at the end."""
+    """Live (user key, value) pairs in order, and the engine key from which to continue; None at the end."""
 
     rows: list[Row]
     resume: bytes | None
@@ -61,7 +61,10 @@ def find_stored(engine: Engine, prefix: bytes, at: Version | None) -> tuple[Vers
 
 
 def find_first(engine: Engine, keys: KeyRange, within: KeyRange, site_id: int) -> Versioned | None:
-    """The newest record of the first qualified key of a range, if one look-up finds a plain one."""
+    """The newest record of the first qualified key of a range, if that is plain and found by one look-up.
+
+    None does not mean that the range is empty.
+    """
     row = engine.ceiling(DATA, encode_prefix(keys.start))
     if row is None or row[1][-1:] not in PLAIN_ENDS:
         return None
@@ -69,7 +72,7 @@ def find_first(engine: Engine, keys: KeyRange, within: KeyRange, site_id: int) -
     prefix = engine_key[:-VERSION_BYTES]
     found = decode_user_key(prefix)
     qualified = keys.start[:NAMESPACE_BYTES] + found
-    # A key of another namespace is decoded to something else.
+    # The key found may be of another namespace: then it encodes to another prefix.
     if encode_prefix(qualified) != prefix or not (keys.contains(qualified) and within.contains(qualified)):
         return None
     version = decode_version(engine_key)
@@ -111,7 +114,7 @@ def decode_whole(stored: bytes) -> Record:
 
 
 def require_sound(engine_key: bytes, stored: bytes) -> None:
-    """Look into every part of a stored record; the key is in the error if it is damaged."""
+    """Decode every part of a stored record; raises Corruption with the key if it is damaged."""
     try:
         decode_whole(stored)
     except Corruption as error:
@@ -147,7 +150,7 @@ def scan_page(
     rows_max: int,
     reverse: bool,
 ) -> ScanPage:
-    """Some of the live records as of `at`, between two engine keys."""
+    """One page of the live records as of `at`, between two engine keys."""
     read = _read_backward if reverse else _read_forward
     suffix = encode_version(at)
     rows, resume = read(as_of(engine, at), start, end, suffix, min(rows_max, PAGE_ROWS_MAX))
@@ -160,10 +163,10 @@ def scan_page(
 def _read_forward(
     engine: Engine, start: bytes, end: bytes, suffix: bytes, rows_max: int
 ) -> tuple[list[Row], bytes | None]:
-    """Rows that hold the newest version at or below a snapshot of each key, and where to go on.
+    """Rows with, for each key, the newest version at or below a snapshot, and the key to continue from.
 
-    Walking is quicker than seeking where a key has a few versions.  Where it has many, those above the
-    snapshot and those behind the one that is wanted are jumped over, and the next read is short.
+    Reading on is quicker than seeking where keys have a few versions.  If the last key of a page has many, a
+    seek skips those above the snapshot and those below the wanted one, and the next read is short.
     """
     rows: list[Row] = []
     wanted, size = rows_max, 0
@@ -187,12 +190,12 @@ def _read_forward(
 def _read_backward(
     engine: Engine, start: bytes, end: bytes, suffix: bytes, rows_max: int
 ) -> tuple[list[Row], bytes | None]:
-    """The same from the end of a range, where the versions of a key come oldest first.
+    """`_read_forward` from the end of a range, where the versions of a key come oldest first.
 
-    Rows stand in order of keys also here.  A read may end in the middle of a key's versions, with the
-    newest ones still below.  One look-up finds the right one, and the next read begins below the whole key.
-    If it finds none, the key was dead, and has been collected since: what was read of it is older than its
-    tombstone.
+    The rows returned are in order of keys all the same.  A page may end in the middle of a key's versions,
+    before the newest ones.  One look-up finds the wanted version, and the next read begins below the key.
+    If it finds none, the key was dead and has been collected since: the versions read of it are older than
+    its tombstone.
     """
     rows: list[Row] = []
     wanted, size = rows_max, 0
@@ -218,7 +221,7 @@ def _read_backward(
 
 
 def _pick(rows: Sequence[Row], suffix: bytes) -> list[Row]:
-    """The first row at or behind a suffix of each key."""
+    """For each key, the first row whose suffix is at or after the given one."""
     picked: list[Row] = []
     done = b""
     for row in rows:
@@ -242,7 +245,7 @@ def _key_of(row: Row) -> bytes:
 
 
 def _newest(rows: Sequence[Row], earliest_suffix: bytes, physical_ms: int) -> list[Row]:
-    """The live ones among the first versions at or below the snapshot of each key.
+    """For each key, the newest version at or below the snapshot, if it is live.
 
     Suffixes are inverted versions, so "at or below" is "at or after" among the bytes.
     """
@@ -271,7 +274,7 @@ def _newest(rows: Sequence[Row], earliest_suffix: bytes, physical_ms: int) -> li
 
 
 class RecordsPage(NamedTuple):
-    """Records as columns, and the engine key to go on from; None at the end."""
+    """Records as columns, and the engine key from which to continue; None at the end."""
 
     batch: pyarrow.RecordBatch
     resume: bytes | None
@@ -288,11 +291,11 @@ def scan_records_page(
     content: Content,
     judged_ms: int | None = None,
 ) -> RecordsPage:
-    """Some of the records as of `at`, between two engine keys, as columns.
+    """One page of the records as of `at`, between two engine keys, as columns.
 
-    The newest record at or below `at` of each key; tombstones and what has expired only with `dead`.
-    If `content` is not whole, they come without values, and digests stand beside them.  Whether a record has
-    expired is judged at the time of `at`, or at `judged_ms`.
+    It has the newest record at or below `at` of each key; tombstones and expired records only with `dead`.
+    If `content` is not whole, a column of digests replaces the values.  Whether a record has expired is
+    judged at the time of `at`, or at `judged_ms`.
     """
     rows, resume = _read_forward(as_of(engine, at), start, end, encode_version(at), RECORDS_PAGE_ROWS_MAX)
     if not rows:
@@ -315,13 +318,13 @@ def scan_records_page(
 
 
 def _require_sound(rows: Sequence[Row], chosen: Places) -> None:
-    """Name the first damaged record: a column only knows that there is one."""
+    """Raise Corruption with the key of the first damaged record: a column cannot say which it is."""
     for row in chosen.tolist():
         decode_record(*rows[row])
 
 
 def require_kept(at: Version, collected: Version) -> None:
-    """Refuse to read at a version of which garbage collection has removed something."""
+    """Raise VersionCollected if garbage collection may have removed records that a read at `at` needs."""
     if at < collected:
         raise VersionCollected(
             f"version {at} ({moment_of(at).isoformat()}) was collected; the oldest that can be "
@@ -333,7 +336,7 @@ def require_kept(at: Version, collected: Version) -> None:
 
 
 class VersionsPage(NamedTuple):
-    """Some stored versions as (version, qualified key, stored value), and how many bytes were read."""
+    """Stored versions as (version, qualified key, stored value), and how many bytes were read for them."""
 
     rows: list[tuple[Version, bytes, bytes]]
     bytes_read: int
@@ -342,7 +345,7 @@ class VersionsPage(NamedTuple):
 def scan_versions(engine: Engine, keys: KeyRange, since: Version, until: Version) -> Iterator[VersionsPage]:
     """All versions in `(since, until]` of the qualified keys of a range, in order of keys, page by page.
 
-    They are those of the generation that is read as of `until`.
+    They are from the generation that is read as of `until`.
     """
     engine = as_of(engine, until)
     start = encode_prefix(keys.start)
@@ -360,7 +363,7 @@ def scan_versions(engine: Engine, keys: KeyRange, since: Version, until: Version
 
 
 def _next_wanted(last: bytes, newest: bytes, behind_oldest: bytes) -> bytes:
-    """Where to continue behind an engine key, without versions that are not wanted."""
+    """The engine key from which to continue after `last`, past the versions that are not wanted."""
     prefix, suffix = last[:-VERSION_BYTES], last[-VERSION_BYTES:]
     if suffix < newest:
         return prefix + newest
@@ -368,7 +371,7 @@ def _next_wanted(last: bytes, newest: bytes, behind_oldest: bytes) -> bytes:
 
 
 def behind_versions(engine_key: bytes) -> bytes:
-    """The engine key behind all versions of the same key."""
+    """An engine key after all versions of the same key."""
     return engine_key[:-VERSION_BYTES] + _BEHIND_OLDEST
 
 

@@ -1,9 +1,9 @@
 """The newest stamp of each of many keys, for a commit that decides by stamps.
 
-The keys of a commit are in order, and so is the engine, so both are walked at once.  A page of rows says
-of every key up to its last row whether it is there: keys that are all new cost one page, and keys that
-lie close together cost little more than a scan.  Where they lie far apart, a page would be read for hardly
-any of them, and each is looked up by itself, which the engine's filters make cheap.
+The keys of a commit are in order, and so is the engine, so both are walked at once.  A page of rows shows
+for every key up to its last row whether it exists: keys that are all new cost one page, and keys that
+lie close together cost little more than a scan.  Where they lie far apart, a page would answer for hardly
+any of them, and each is looked up on its own, which the engine's filters make cheap.
 """
 
 from bisect import bisect_left
@@ -27,12 +27,12 @@ _ROWS_PER_LOOK_UP: Final = 2
 # Keys that are looked up one by one before another page is tried; each time twice as many.
 _LOOK_UPS: Final = 256
 
-# Behind every version of a key.
+# After every version of a key.
 _BEHIND: Final = b"\xff" * (VERSION_BYTES + 1)
 
 
 def newest_stamps(engine: Engine, prefixes: Sequence[bytes], site_id: int) -> list[bytes]:
-    """The stamps of the newest records under encoded keys, which are in order; `NO_STAMP` of no record."""
+    """The stamp of the newest record of each encoded key, or `NO_STAMP`; the keys are in order."""
     rows = newest_rows(engine, prefixes)
     stored = [row for row in rows if row is not None]
     if not stored:
@@ -80,7 +80,7 @@ def newest_rows(engine: Engine, prefixes: Sequence[bytes]) -> list[Row | None]:
 
 
 def _match(page: Sequence[Row], prefixes: Sequence[bytes], index: int, found: list[Row | None]) -> int:
-    """Give the rows of a page to their keys, from `index` on; the first key of which it does not tell."""
+    """Assign the rows of a page to their keys, from `index` on; returns the first key that it leaves open."""
     wanted = prefixes[index]
     for row in page:
         prefix = row[0][:-VERSION_BYTES]

@@ -1,1 +1,1 @@
-"""Garbage collection, and how far back a node remembers."""
+"""Garbage collection, and how far back the history of a node reaches."""

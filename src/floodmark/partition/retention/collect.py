@@ -1,13 +1,13 @@
-"""Garbage collection: forget versions that no reader can ask for any more.
+"""Garbage collection: removes versions that no reader can ask for any more.
 
 At or below the safe point only the newest version of a key can still be read, and not even that one if
-it is a tombstone or has expired.  The safe point is stored *before* the first row goes, so that a crash
+it is a tombstone or has expired.  The safe point is stored *before* the first row is removed, so that a crash
 in between cannot leave a reader with half a history and no warning.
 
-Of a dead key the older versions go first and the tombstone last: a crash in between leaves the key
-deleted, never risen.  The tombstone of a key with a prepared write stays, since a copy that is prepared may
-be older, and has not been compared with it yet.  A copy that is prepared later is refused by its link's
-guard: the link had passed all that is older before the tombstone could go.
+Of a dead key the older versions are removed first and the tombstone last: a crash in between leaves the key
+deleted.  The tombstone of a key with a prepared write stays, since a copy that is prepared may be older, and
+has not been compared with it yet.  A copy that is prepared later is refused by the guard of its link: the
+link had passed all older changes before the tombstone could be removed.
 """
 
 from collections.abc import Callable, Sequence, Set
@@ -54,13 +54,13 @@ class Collector:
         prepared: Set[bytes],
     ) -> None:
         self._storage = storage
-        # What is garbage in the generation that is read now may be the newest record in the next one.
+        # Garbage in the generation that is read now may be the newest record in the next one.
         self._engine = pinned(storage.engine)
         self._namespace = namespace
         self._safe_point = safe_point
         # Tombstones above this may still be needed to hide something older from another site.
         self._settled = settled
-        # A record that expires later is still to be told of (`expiring.py`).
+        # The expiry of a record that expires later is not written yet (`expiring.py`).
         self._judged_ms = min(physical_ms(safe_point), told_through * 1000)
         self._pause = pause
         # The encoded keys with prepared writes.
@@ -119,7 +119,7 @@ class Collector:
 
     def _flush(self) -> None:
         rows: list[WriteRow] = []
-        # First: what it covers may go only behind it.
+        # First: the rows that the horizon covers may be removed only after it is stored.
         if self.horizon > self._stored_horizon:
             rows.append((META, HORIZON + self._namespace, self.horizon.to_bytes(8, "big")))
         rows += ((DATA, engine_key, None) for engine_key in self._doomed)

@@ -15,12 +15,12 @@ from floodmark.partition.layout import load_version, read_metadata, store_versio
 from floodmark.partition.prepared.writes import prepared_prefixes
 from floodmark.partition.retention.collect import Collected, Collector
 
-# Without other sites, a tombstone can go as soon as no reader can see behind it.
+# Without other sites, a tombstone can be removed as soon as no reader can read below it.
 SETTLED: Final = VERSION_MAX
 
 
 class Retention:
-    """Removes history, and keeps how much of it was removed.
+    """Removes history, and stores up to which versions it was removed.
 
     A version is durably declared as collected before any of its rows is removed, so a reader gets either the
     right answer or `VersionCollected`.
@@ -49,7 +49,7 @@ class Retention:
         self._trimmed = max(self._trimmed, load_version(self._engine, LOG_TRIMMED))
 
     def share(self) -> None:
-        """Ask the engine from now on, since another node may collect and trim."""
+        """Read the versions from the engine from now on, since other nodes may collect and trim."""
         self.is_shared = True
         self.collected = _StoredCollected(self._engine)
 
@@ -62,14 +62,14 @@ class Retention:
         return load_version(self._engine, HORIZON + encode_namespace(namespace))
 
     def loaded_version(self, namespace: int) -> Version:
-        """Rows at or below this were loaded and are no changes; 0 if the namespace was not loaded."""
+        """The version at or below which rows were loaded and are no changes; 0 if nothing was loaded."""
         encoded = encode_namespace(namespace)
         return (
             load_version(self._engine, LOADED + encoded) if self.is_shared else self._loaded.get(encoded, 0)
         )
 
     def declare_loaded(self, namespace: int, version: Version) -> None:
-        """Let the history of a namespace begin above its loaded rows.  The caller holds the turn."""
+        """Make the history of a namespace begin above its loaded rows.  The caller holds the turn."""
         encoded = encode_namespace(namespace)
         collected = max(version, self.collected.get(encoded, 0))
         self._storage.store(
@@ -83,7 +83,7 @@ class Retention:
         return store_version(HORIZON + encode_namespace(namespace), raised)
 
     def trimmed_version(self) -> Version:
-        """Changes at or below this are no longer in the logs."""
+        """The version at or below which changes are no longer in the logs."""
         return load_version(self._engine, LOG_TRIMMED) if self.is_shared else self._trimmed
 
     def declare_collected(self, safe_points: Mapping[int, Version], guards: Sequence[Guard] = ()) -> None:
