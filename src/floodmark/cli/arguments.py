@@ -77,23 +77,23 @@ READERS: Final[dict[str, Callable[[str], object]]] = {
 
 # Shared arguments and options
 
-BYTES_HELP: Final = "UTF-8 text, or hexadecimal behind 0x (0x00ff)."
+BYTES_HELP: Final = "UTF-8 text, or hexadecimal after 0x (0x00ff)."
 JSON_HELP: Final = (
-    "Print JSON, one object a line. Bytes that are UTF-8 stand as text in `key` and `value`, others as "
+    "Print JSON, one object a line. UTF-8 bytes are text in `key` and `value`; other bytes are as "
     "base64 in `key_base64` and `value_base64`. Versions are strings, times ISO 8601 in UTC."
 )
 
 ServedSite = Annotated[
-    str, "SITE", "The site's directory, new or empty if it is to be made, or the URL of its database."
+    str, "SITE", "The site's directory (new or empty to make a site), or the URL of its database."
 ]
-Directory = Annotated[str, "DIRECTORY", "The site's directory; where a site is made, a new or empty one."]
+Directory = Annotated[str, "DIRECTORY", "The directory of the new site; new or empty."]
 Location = Annotated[
     str, "SITE", "The site: its directory, or its server's URL, such as grpc://127.0.0.1:7100."
 ]
 SiteId = Annotated[
     int | None,
     "NUMBER",
-    "An id from 1 to 255 that no other site has; without it, one that follows from the name.",
+    "An id from 1 to 255, unique among sites; derived from the name by default.",
     {"min": 1, "max": 255},
 ]
 OpenSite = Annotated["Site", "opened for the call, from the argument SITE"]
@@ -110,10 +110,12 @@ AtOption = Annotated[
 ]
 Ttl = Annotated[timedelta | None, "DURATION", "Time to live: 90s, 24h, 7d."]
 Retention = Annotated[
-    timedelta | None, "DURATION", "How long old versions and changes are kept at least: 24h, 7d."
+    timedelta | None, "DURATION", "The minimum time to keep old versions and changes: 24h, 7d."
 ]
 Json = Annotated[bool, JSON_HELP]
-InsecureMetrics = Annotated[bool, "Serve --metrics beyond this machine too: nothing protects these pages."]
+InsecureMetrics = Annotated[
+    bool, "Allow other machines to read --metrics: these pages have no access control."
+]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,7 @@ _CANCEL_SECONDS: Final = 0.2
 class SparkChoice:
     """The options about Spark."""
 
-    master: Annotated[str | None, "URL", "Where Spark runs: local[4], spark://…; here if not said."] = None
+    master: Annotated[str | None, "URL", "The Spark master: local[4], spark://…; local by default."] = None
     remote: Annotated[str | None, "URL", "A Spark Connect server: sc://host:15002."] = None
     conf: Annotated[list[str] | None, "KEY=VALUE", "A setting of Spark; may be given several times."] = None
 

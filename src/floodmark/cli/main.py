@@ -34,7 +34,7 @@ Example:
   floodmark serve data/oslo --listen 127.0.0.1:7100
   floodmark get grpc://127.0.0.1:7100 users ada
 
-Keys and values are UTF-8 text, or hexadecimal behind 0x: 0x00ff. They are printed in the same form.
+Keys and values are UTF-8 text, or hexadecimal after 0x: 0x00ff. They are printed in the same form.
 Durations are 90s, 30m, 24h, 7d. Every command has --json, which holds for errors too, and --help with
 examples; `floodmark help COMMAND` shows the same. --install-completion lets the shell complete commands.
 
@@ -67,14 +67,14 @@ COMMANDS: Final = {
     "verify": ("commands.verifying:verify", "Say whether sites agree, and which keys have drifted apart."),
     "backup": ("commands.backups:backup", "Back up a namespace, as of one version, to Parquet files."),
     "restore": ("commands.backups:restore", "Restore a backup into a new namespace."),
-    "export": ("commands.copying:export", "Bring changes into a Delta or Parquet table."),
+    "export": ("commands.copying:export", "Export changes into a Delta or Parquet table."),
     "status": ("commands.status:status", "Show the state of a site, now or every second."),
     "doctor": ("commands.doctor:doctor", "Check a site, and say what to do."),
     "gc": ("commands.sites:gc", "Collect garbage: remove versions older than the retention."),
     "version": ("commands.sites:version", "Print the versions of Floodmark, its format and Python."),
     "namespace": ("commands.namespaces:commands", "Create, list, show, change, rewrite and drop namespaces."),
     "publish": ("commands.publishing:publish", "Replace a namespace by the rows of a file, at once."),
-    "generation": ("commands.publishing:commands", "List, show and remove generations; go back to one."),
+    "generation": ("commands.publishing:commands", "List, show and remove generations; return to one."),
     "topology": ("commands.topology:commands", "Show and set which sites share which namespaces."),
     "partition": (
         "commands.partitions:commands",
@@ -139,7 +139,7 @@ def root(
     *,
     debug: Annotated[bool, "Show where an error came from. Also FLOODMARK_DEBUG=1."] = False,
     connection: ConnectionOptions,
-    version: Annotated[bool, "Print the version; `floodmark version` tells more."] = False,
+    version: Annotated[bool, "Print the version; `floodmark version` prints more."] = False,
 ) -> None:
     if version:
         print(f"floodmark {__version__}")

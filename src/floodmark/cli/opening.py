@@ -38,13 +38,13 @@ class ConnectionOptions:
     tls_root: Annotated[
         Path | None,
         "FILE",
-        "Certificates that vouch for the server; without it, those that the system trusts.",
+        "The certificates to verify the server with; the system's by default.",
         _from("TLS_ROOT"),
     ] = None
     tls_certificate: Annotated[
         Path | None,
         "FILE",
-        "Your own certificate, for a server that wants one.",
+        "The client certificate, if the server requires one.",
         _from("TLS_CERTIFICATE"),
     ] = None
     tls_key: Annotated[Path | None, "FILE", "Its private key.", _from("TLS_KEY")] = None

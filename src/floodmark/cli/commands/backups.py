@@ -30,16 +30,16 @@ def backup(
     target: Annotated[
         str | None, typer.Argument(metavar="BACKUP", help="Where the backup is kept; made if missing.")
     ] = None,
-    incremental: Annotated[bool, "Only what changed since the newest part."] = False,
+    incremental: Annotated[bool, "Only add the changes since the last backup."] = False,
     hold: Annotated[
         timedelta, "DURATION", "How long the site keeps the changes for the next --incremental."
     ] = timedelta(hours=24),
-    check: Annotated[str | None, "BACKUP", "Only compute all checksums of a backup anew."] = None,
+    check: Annotated[str | None, "BACKUP", "Only verify all checksums of an existing backup."] = None,
 ) -> None:
     """Back up a namespace, as of one version, to Parquet files.
 
-    It includes stamps, tombstones and times to live. Writes go on meanwhile. The same command
-    resumes a backup that was interrupted. A feed that goes on at the version that is printed
+    The backup includes stamps, tombstones and times to live. Writes continue meanwhile. The same
+    command resumes a backup that was interrupted. A feed that starts at the printed version
     misses nothing.
 
     Examples:
@@ -65,7 +65,7 @@ def backup(
 
 def restore(
     source: Annotated[
-        str, "[BACKUP]", "Where the backup is: a directory, or a URL that Spark knows. Not with --from-peers."
+        str, "[BACKUP]", "The backup: a directory, or a URL that Spark can read. Not with --from-peers."
     ],
     location: Annotated[str, "SITE", "The site to restore into: its directory, or its server's URL."],
     output: Output,
@@ -75,16 +75,18 @@ def restore(
         str | None, typer.Argument(metavar="NAMESPACE", help="The namespace's name.")
     ] = None,
     at: AtOption = None,
-    join: Annotated[bool, "Build up a new site of a topology, from a backup of another."] = False,
-    rejoin: Annotated[bool, "Build up a site of a topology again that has lost its data."] = False,
-    from_peers: Annotated[bool, "With --rejoin: take the present state of another site, no backup."] = False,
+    join: Annotated[bool, "Build a new site of a topology from a backup of another site."] = False,
+    rejoin: Annotated[bool, "Rebuild a site of a topology that has lost its data."] = False,
+    from_peers: Annotated[
+        bool, "With --rejoin: copy the present state of another site instead of a backup."
+    ] = False,
     topology: Annotated[Path | None, "FILE", "With --rejoin: the topology, in TOML."] = None,
 ) -> None:
     """Restore a backup into a new namespace.
 
-    As of its newest version, or of an earlier one that it holds (--at). Stamps, tombstones and
-    times to live come back as they were. The same command resumes a restore that was interrupted;
-    a namespace that holds something else is refused.
+    Restores the newest version of the backup, or an earlier one that it contains (--at), with all
+    stamps, tombstones and times to live. The same command resumes a restore that was interrupted;
+    a namespace with other data is refused.
 
     Examples:
       floodmark restore backups/users data/oslo users-restored

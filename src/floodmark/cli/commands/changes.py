@@ -54,13 +54,13 @@ def read_beginning(text: str) -> Since | ChangePlace:
 OnCorruptOption = Annotated[
     OnCorrupt | None,
     "fail|report|skip",
-    "At a damaged change: fail, leave it out and report that, or skip it.  The keys are listed.",
+    "At a damaged change: fail, leave it out and report that, or skip it. The keys are listed.",
 ]
 
 
 _ON_GENERATION: Final = (
     "fail|difference|snapshot",
-    "Where a data set was published: fail, or go on with the difference, or with all of it.",
+    "After a publication: fail, or continue with the difference, or with a snapshot.",
 )
 OnGenerationOption = Annotated[OnGeneration, *_ON_GENERATION]
 OnGenerationUpdate = Annotated[OnGeneration | None, *_ON_GENERATION]
@@ -70,7 +70,7 @@ def changes(
     location: Location,
     output: Output,
     keys: KeyOptions,
-    namespace: Annotated[str | None, "NAMESPACE", "Only this one; without it, all."] = None,
+    namespace: Annotated[str | None, "NAMESPACE", "Only this namespace; all by default."] = None,
     since: Annotated[
         Any,
         "VERSION|POSITION|TIME|snapshot|beginning|now",
@@ -78,33 +78,34 @@ def changes(
         {"parser": parse(read_beginning)},
     ] = None,
     until: Annotated[
-        Version | None, "VERSION|TIME", "Only up to this, inclusive; without it, up to the present."
+        Version | None, "VERSION|TIME", "Only changes up to this, inclusive; up to the present by default."
     ] = None,
     follow: Annotated[bool, "Wait for more, until --until is reached or Ctrl-C is pressed."] = False,
     before_images: Annotated[
-        bool, "Show what was there before: an update is two lines, a delete has the removed value."
+        bool, "Show before-images: an update is two lines, and a delete has the deleted value."
     ] = False,
     resolved: Annotated[
-        bool, "Add lines of type resolved: all up to their place was printed; pass it to --since."
+        bool,
+        "Add lines of type `resolved`: all changes up to their position were printed; pass it to --since.",
     ] = False,
     on_corrupt: OnCorruptOption = None,
     on_generation: OnGenerationOption = OnGeneration.FAIL,
 ) -> None:
     """Print changes, in commit order.
 
-    A line has version, time, namespace, type, key and value, with tabs between them. To go on
-    later, pass the position of the last change that you have to --since: VERSION/NAMESPACE/KEY,
-    which stands in each object of --json. The version alone would leave out the rest of its
-    commit. A change is printed only when it is durable and nothing earlier can still come.
-    Without --since, all changes that are kept are printed, and a note says where they begin. With
-    --since snapshot, every key comes first, as it is at one version, then the later changes.
+    A line has version, time, namespace, type, key and value, separated by tabs. To continue
+    later, pass the position of the last printed change to --since: VERSION/NAMESPACE/KEY, which
+    is part of each object of --json. A version alone would skip the rest of its commit. A change
+    is printed once it is durable and no earlier change can follow. Without --since, all changes
+    that the site still keeps are printed, and a note says where they begin. With --since
+    snapshot, every key is printed first, as of one version, then the later changes.
 
-    Where a data set was published, the changes before it are printed, then an error. With
-    --on-generation difference a line of type generation comes, then what the data set put and
-    deleted; with snapshot, every key as it is then, which replaces all lines before.
+    At a publication, the command ends with an error after the changes before it. With
+    --on-generation difference it continues: a line of type generation, then the rows that the
+    data set put and deleted. With snapshot, every key follows, and replaces all earlier lines.
 
     A damaged change is an error. With --on-corrupt report or skip it is left out, and its key is
-    named on stderr; report exits with 1 then.
+    printed on stderr; with report the exit code is 1.
 
     Examples:
       floodmark changes data/oslo

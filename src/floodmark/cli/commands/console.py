@@ -39,10 +39,10 @@ class ConsoleProtection:
     access: Annotated[
         Path | None,
         "FILE",
-        "Who may look: see floodmark token. Without it, the link that is printed has a token.",
+        "The access file: see floodmark token. Without it, the printed link contains a token.",
     ] = None
     insecure: Annotated[
-        bool, "Listen beyond this machine without TLS and access file, in a closed network."
+        bool, "Allow other machines to connect without TLS and access file, in a closed network."
     ] = False
 
 

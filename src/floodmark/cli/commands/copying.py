@@ -39,8 +39,8 @@ class TargetOptions:
     """The credentials for a target that has its own."""
 
     target_token_file: Annotated[Path | None, "FILE", "The token for the target, if it has its own."] = None
-    target_tls_root: Annotated[Path | None, "FILE", "Certificates that vouch for the target."] = None
-    target_tls_certificate: Annotated[Path | None, "FILE", "Your own certificate for the target."] = None
+    target_tls_root: Annotated[Path | None, "FILE", "The certificates to verify the target with."] = None
+    target_tls_certificate: Annotated[Path | None, "FILE", "The client certificate for the target."] = None
     target_tls_key: Annotated[Path | None, "FILE", "Its private key."] = None
 
     def connection(self) -> ConnectionOptions | None:
@@ -202,18 +202,20 @@ def export(
     target: Annotated[str, "TABLE", "The table's directory; made if it is missing."],
     output: Output,
     spark: SparkChoice,
-    format: Annotated[str, "delta|parquet", "The kind of table."] = "delta",
-    view: Annotated[str, "history|current", "Every change a row, or one row for every live key."] = "history",
+    format: Annotated[str, "delta|parquet", "The format of the table."] = "delta",
+    view: Annotated[
+        str, "history|current", "One row for each change, or one row for each live key."
+    ] = "history",
     once: Annotated[bool, "End when all present changes have arrived."] = False,
-    until: Annotated[Version | None, "VERSION|TIME", "Only what came up to this."] = None,
+    until: Annotated[Version | None, "VERSION|TIME", "Only changes up to this, inclusive."] = None,
     at_heartbeats: Annotated[
-        bool, "End each step at a heartbeat, so that several exports can be cut at one point in time."
+        bool, "End each step at a heartbeat, so that several exports can end at the same point in time."
     ] = False,
 ) -> None:
-    """Bring changes into a Delta or Parquet table.
+    """Export changes into a Delta or Parquet table.
 
-    Runs until Ctrl-C, or up to --until. Each change exactly once: the same command goes on where
-    the last one ended, also after a crash.
+    Runs until Ctrl-C, or up to --until. Each change is exported exactly once: the same command
+    continues where the last one ended, also after a crash.
 
     Examples:
       floodmark export data/oslo users lake/users --once

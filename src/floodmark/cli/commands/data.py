@@ -94,7 +94,7 @@ def add(
     namespace: NamespaceName,
     key: Key,
     number: Annotated[
-        int, typer.Argument(metavar="NUMBER", help="A whole number; behind -- if negative.")
+        int, typer.Argument(metavar="NUMBER", help="A whole number; after -- if negative.")
     ] = 1,
 ) -> None:
     """Add to a counter, and print the version.
@@ -116,11 +116,13 @@ def get(
     key: Key,
     at: AtOption = None,
     raw: Annotated[bool, "Write the value's bytes and nothing else."] = False,
-    file: Annotated[Path | None, "FILE", "Write the value's bytes to a file, which appears whole."] = None,
+    file: Annotated[
+        Path | None, "FILE", "Write the value's bytes to a file, which is renamed into place when complete."
+    ] = None,
 ) -> None:
     """Read the value of a key, now or in the past.
 
-    Text is printed as it is, anything else as hexadecimal behind 0x; --raw and --file write the
+    Text is printed as it is, anything else as hexadecimal after 0x; --raw and --file write the
     exact bytes. The exit code is 1 if there is no such key.
 
     Examples:
@@ -188,8 +190,8 @@ def scan(
     output: Output,
     namespace: NamespaceName,
     keys: KeyOptions,
-    limit: Annotated[int | None, "ROWS", "At most so many keys.", {"min": 0}] = None,
-    reverse: Annotated[bool, "From the last key to the first."] = False,
+    limit: Annotated[int | None, "ROWS", "Print at most this many keys.", {"min": 0}] = None,
+    reverse: Annotated[bool, "Print from the last key to the first."] = False,
     at: AtOption = None,
 ) -> None:
     """Print keys and values in order, all as of one version.

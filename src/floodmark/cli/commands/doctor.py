@@ -46,10 +46,10 @@ def doctor(
     output: Output,
     quick: Annotated[bool, "Do not read every record and every row of the change log."] = False,
     accept_loss: Annotated[
-        bool, "Open a site that is refused because acknowledged writes are missing, without them."
+        bool, "Open a site although acknowledged writes are missing, and give these up."
     ] = False,
     accept_clock: Annotated[
-        bool, "Believe this machine's clock, where a site refuses it because it has jumped ahead."
+        bool, "Accept this machine's clock at a site that refuses it because it jumped ahead."
     ] = False,
 ) -> None:
     """Check a site, and say what to do.

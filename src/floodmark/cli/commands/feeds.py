@@ -60,23 +60,27 @@ _SOUND: Final = (FeedState.NORMAL, FeedState.STOPPED, FeedState.FINISHED)
 
 Show = Callable[[RunnerStatistics], None]
 Name = Annotated[str, "NAME", "The feed's name."]
-SinkUri = Annotated[str | None, "URI", "Where to: parquet:directory, stdout: or blackhole:."]
+SinkUri = Annotated[str | None, "URI", "The sink's URI: parquet:directory, stdout: or blackhole:."]
 Target = Annotated[
-    Version | None, "VERSION|TIME", "Finish when everything up to this is delivered; without it, never."
+    Version | None, "VERSION|TIME", "Finish when all changes up to this are delivered; never by default."
 ]
-Description = Annotated[str | None, "TEXT", "What it is for, for people."]
-_RANGES_HELP: Final = "How many parts, along partitions, to cut it into; 1 delivers all in commit order."
+Description = Annotated[str | None, "TEXT", "A description for people."]
+_RANGES_HELP: Final = "How many key ranges to divide the feed into; 1 delivers all changes in commit order."
 
 
 @dataclass(frozen=True, kw_only=True)
 class SinkNumbers:
     """The options for the fields of `SinkOptions`."""
 
-    concurrency: Annotated[int | None, "NUMBER", "How many ranges write at a time."] = None
-    batch_records: Annotated[int | None, "NUMBER", "Changes in a batch, about."] = None
-    backoff_ms: Annotated[int | None, "NUMBER", "Pause before a failed write is repeated; it doubles."] = None
-    linger_ms: Annotated[int | None, "NUMBER", "How long a batch that is not full waits for more."] = None
-    rate_bytes_max: Annotated[int | None, "NUMBER", "At most so many bytes a second."] = None
+    concurrency: Annotated[int | None, "NUMBER", "How many ranges are delivered in parallel."] = None
+    batch_records: Annotated[int | None, "NUMBER", "About how many changes a batch has."] = None
+    backoff_ms: Annotated[
+        int | None, "NUMBER", "Pause before a failed write is retried; doubled after each failure."
+    ] = None
+    linger_ms: Annotated[
+        int | None, "NUMBER", "How long a batch waits for more changes before it is written."
+    ] = None
+    rate_bytes_max: Annotated[int | None, "NUMBER", "Maximum bytes a second."] = None
 
     def replace(self, before: SinkOptions) -> SinkOptions:
         """The options of `before`, with the given numbers in the place of the earlier ones."""
@@ -218,7 +222,7 @@ def update(
     numbers: SinkNumbers,
     sink: SinkUri = None,
     until: Target = None,
-    no_until: Annotated[bool, "Let it go on for ever."] = False,
+    no_until: Annotated[bool, "Remove the end of the feed."] = False,
     description: Description = None,
     ranges: Annotated[int | None, "NUMBER", _RANGES_HELP] = None,
     on_corrupt: OnCorruptOption = None,
@@ -299,11 +303,13 @@ def run(
     spark: SparkChoice,
     monitoring: MetricsOptions,
     once: Annotated[bool, "End when everything up to the present is delivered."] = False,
-    no_wait: Annotated[bool, "Fail if another process runs it, instead of waiting to take over."] = False,
+    no_wait: Annotated[
+        bool, "Fail if another process runs the feed, instead of waiting to take over."
+    ] = False,
     allow: Annotated[
         list[str] | None,
         "URI",
-        "A sink that may be written to: the beginning of its URI. May be given several times.",
+        "Allow sinks whose URI begins with this. May be given several times.",
     ] = None,
     runner: Annotated[str, "process|spark", "In this process, or as a Spark query."] = "process",
     on_corrupt: OnCorruptOption = None,
@@ -311,15 +317,15 @@ def run(
 ) -> None:
     """Run a feed, until Ctrl-C.
 
-    The feed's sink is written with the rights of this process, so it must be allowed here, unless
-    it is stdout: or blackhole:. --allow names a place, and covers what lies below it. Files with
-    credentials are named here as well, and not by the feed: kafka://…?password_file=FILE, and
-    likewise tls_root_file, tls_certificate_file and tls_key_file.
+    The sink is written with the rights of this process, so --allow must name it, or a directory
+    above it, unless it is stdout: or blackhole:. Files with credentials are named in --allow too,
+    not in the feed: SINK?password_file=FILE, and likewise tls_root_file, tls_certificate_file and
+    tls_key_file.
 
-    Ctrl-C and SIGTERM end it cleanly: the current batch is finished, and the checkpoint is
-    stored. One process at a time runs a feed; another waits, and takes over when the first is
-    gone. With --json, a line a second says how far it is. The sink stdout: has stdout for
-    itself, and everything else then goes to stderr.
+    Ctrl-C and SIGTERM end the run cleanly: it finishes the current batch and stores the
+    checkpoint. One process at a time runs a feed; a second one waits, and takes over when the
+    first ends. With --json, a line a second reports the progress. With the sink stdout:, all
+    other output goes to stderr.
 
     Examples:
       floodmark feed run data/oslo lake --allow parquet:exports

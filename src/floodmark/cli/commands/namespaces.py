@@ -40,7 +40,7 @@ def create(
     ] = "last_write",
     ttl: Ttl = None,
     retention: Retention = None,
-    large_values: Annotated[bool, "Take values of any size, cut into chunks; see docs/layers.md."] = False,
+    large_values: Annotated[bool, "Allow values of any size, stored in chunks; see docs/layers.md."] = False,
     if_missing: Annotated[bool, "Do nothing if the namespace exists."] = False,
 ) -> None:
     """Add a namespace to a site.
@@ -82,7 +82,7 @@ def update(
     output: Output,
     name: NamespaceName,
     ttl: Ttl = None,
-    no_ttl: Annotated[bool, "Writes that name no time to live stay for good."] = False,
+    no_ttl: Annotated[bool, "Writes without a time to live do not expire."] = False,
     retention: Retention = None,
 ) -> None:
     """Change the settings of a namespace.
@@ -146,12 +146,12 @@ def sweep(site: OpenSite, output: Output, name: NamespaceName) -> None:
 
 @commands.command()
 def rewrite(site: OpenSite, output: Output, name: NamespaceName) -> None:
-    """Write a namespace again, as it is, under new stamps.
+    """Rewrite all records of a namespace under new stamps.
 
-    For a namespace with data that is to be shared, and for what a removed site has left behind.
-    Records that change meanwhile are left alone, and a second run does no harm. Stop writes to it
-    at other sites meanwhile: changes that have not arrived yet would lose. Counters are rewritten
-    at every site that shares them.
+    Needed before a namespace with data can be shared, and for data that a removed site has left.
+    A record that changes meanwhile is left alone, and a second run does no harm. Stop writes to
+    the namespace at other sites first: changes that have not arrived yet would lose. Rewrite
+    counters at every site that shares them.
     """
     with tracked("rewriting") as track:
         rewritten = rewrite_namespace(site.host, name, lambda read: track("rewriting records", read))

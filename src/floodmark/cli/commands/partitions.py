@@ -63,7 +63,7 @@ def split(
         bytes | None,
         typer.Argument(metavar="[KEY]", help=f"The first key of the right half: {BYTES_HELP}", parser=_key),
     ] = None,
-    auto: Annotated[bool, "Split a partition at the key that halves its last writes."] = False,
+    auto: Annotated[bool, "Split a partition at the key that divides its recent writes in half."] = False,
 ) -> None:
     """Split a partition before a key, or where its load is halved.
 
@@ -91,7 +91,7 @@ def merge(
     site: OpenSite,
     output: Output,
     left: Annotated[int, "LEFT", "The id of a partition."],
-    right: Annotated[int, "RIGHT", "The id of the one that follows it."],
+    right: Annotated[int, "RIGHT", "The id of the next partition."],
 ) -> None:
     """Join two neighbouring partitions.
 
@@ -109,7 +109,7 @@ def move(
     site: OpenSite,
     output: Output,
     partition: Annotated[int, "ID", "The id of a partition."],
-    node: Annotated[int, "NODE", "The number of the node that is to own it."],
+    node: Annotated[int, "NODE", "The number of the new owner."],
 ) -> None:
     """Give a partition to another node; no data moves.
 
@@ -127,7 +127,9 @@ def move(
 def rebalance(
     site: OpenSite,
     output: Output,
-    by: Annotated[str, "load|count", "Even out calls a second, or the number of partitions."] = "load",
+    by: Annotated[
+        str, "load|count", "What to balance: calls a second, or the number of partitions."
+    ] = "load",
 ) -> None:
     """Even out the nodes of a site by moving partitions between them.
 
@@ -164,10 +166,8 @@ def heat(
     site: OpenSite,
     output: Output,
     last: Annotated[timedelta, "DURATION", "How far to look back."] = timedelta(minutes=10),
-    watch: Annotated[bool, "Show it anew every two seconds, until Ctrl-C is pressed."] = False,
-    html: Annotated[
-        Path | None, "FILE", "Also write a page for a browser, which needs no other file."
-    ] = None,
+    watch: Annotated[bool, "Refresh every two seconds, until Ctrl-C."] = False,
+    html: Annotated[Path | None, "FILE", "Also write the chart as a single HTML file."] = None,
 ) -> None:
     """Show the writes, reads and bytes of each partition, and when.
 

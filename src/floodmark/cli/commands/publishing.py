@@ -38,12 +38,12 @@ _COLUMNS: Final[dict[str, Column[dict[str, Any]]]] = {
 }
 
 Number = Annotated[int, "NUMBER", "The generation's number."]
-Keep = Annotated[int, "COUNT", "How many earlier generations stay for a rollback."]
-TopologyFile = Annotated[
-    Path | None, "FILE", "Do it at all sites that share the namespace; this file names them."
-]
+Keep = Annotated[int, "COUNT", "How many earlier generations to keep for a rollback."]
+TopologyFile = Annotated[Path | None, "FILE", "Do it at all sites of this topology that share the namespace."]
 Without = Annotated[
-    list[str] | None, "SITE", "A site that is away; may be given several times. Its links bring the data."
+    list[str] | None,
+    "SITE",
+    "A site that is down; may be given several times. It gets the data later, by its links.",
 ]
 
 
@@ -54,15 +54,17 @@ def publish(
     name: NamespaceName,
     key: Annotated[str, "COLUMN", "The column with the keys."] = "key",
     base: Annotated[
-        Version | None, "VERSION|TIME", "The moment of the data; changes made since stay. Now by default."
+        Version | None,
+        "VERSION|TIME",
+        "The time of the data; changes made since then are kept. Now by default.",
     ] = None,
     keep: Keep = KEPT_GENERATIONS,
     duplicates: Annotated[
-        str, "fail|last", "Fail if a key stands in several rows, or take the last."
+        str, "fail|last", "If a key is in several rows: fail, or take the last row."
     ] = "fail",
     dry_run: Annotated[bool, "Only read the file and check its rows."] = False,
     resume: Annotated[
-        str | None, "PUBLISHER", "Name this publication; after a failure the same command goes on."
+        str | None, "PUBLISHER", "Name this publication; after a failure, the same command continues it."
     ] = None,
     wait: Annotated[
         timedelta | None, "DURATION", "How long to wait for the end of another publication."
@@ -70,18 +72,19 @@ def publish(
     topology: TopologyFile = None,
     without: Without = None,
     refused: Annotated[
-        Path | None, "CSV", "Write rows that no namespace takes to this file, and go on without them."
+        Path | None, "CSV", "Write invalid rows to this file, and continue without them."
     ] = None,
-    refused_max: Annotated[int, "ROWS", "Fail after so many refused rows.", {"min": 0}] = REFUSED_MAX,
+    refused_max: Annotated[int, "ROWS", "Fail after more than ROWS refused rows.", {"min": 0}] = REFUSED_MAX,
 ) -> None:
     """Replace a namespace by the rows of a file, at once.
 
-    Readers find the old rows before the swap and the new ones after it, never a mixture. Writes go on
-    meanwhile: those made since --base stay, and win over the file. With the columns KEY and `value` the
-    value is that column; other columns make one JSON object a row. Rows may stand in any order.
+    Readers find the old rows before the swap and the new rows after it, never a mixture. Writes continue
+    meanwhile: those made since --base are kept, and win over the file. If the file has the columns KEY and
+    `value` only, the value is that column; otherwise the other columns of a row become a JSON object. Rows
+    may be in any order.
 
-    A subscription ends with an error at the swap, and goes on from a snapshot; so does a feed, unless it
-    has --on-generation. With --topology all sites load the rows before any of them swaps.
+    At the swap a subscription ends with an error, and can continue from a snapshot; so does a feed without
+    --on-generation. With --topology, all sites load the rows before any of them swaps.
 
     Examples:
       floodmark publish prices.parquet data/oslo prices
@@ -157,19 +160,19 @@ def rollback(
     site: OpenSite,
     output: Output,
     name: NamespaceName,
-    number: Annotated[int | None, "NUMBER", "The generation; the one before by default."] = None,
+    number: Annotated[int | None, "NUMBER", "The generation; the previous one by default."] = None,
     keep: Keep = KEPT_GENERATIONS,
     wait: Annotated[
-        timedelta, "DURATION", "How long to wait for what the links bring, or for another publication."
+        timedelta, "DURATION", "How long to wait for changes over links, or for another publication."
     ] = ARRIVAL,
     topology: TopologyFile = None,
     without: Without = None,
 ) -> None:
-    """Go back to an earlier generation; all changes made since stay.
+    """Return to an earlier generation, and keep all changes since.
 
-    With --topology all sites that share the namespace go back to the earlier generation of SITE, as soon as
-    the links have brought what was written before the present one. Repeat an interrupted rollback only after
-    a look at `floodmark generation list`: it may have been done.
+    With --topology, all sites that share the namespace return to the earlier generation of SITE, once the
+    links have delivered the changes from before the present one. After an interrupted rollback, first check
+    `floodmark generation list`: it may have been completed.
 
     Examples:
       floodmark generation rollback data/oslo prices

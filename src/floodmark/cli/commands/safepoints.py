@@ -39,10 +39,12 @@ def hold(
     at: Annotated[
         Version | None,
         "VERSION|TIME",
-        "Keep what a reader at this version or time sees; without it, at the present.",
+        "The version or time to keep readable; now by default.",
     ] = None,
-    lifetime: Annotated[timedelta, "DURATION", "How long, unless it is held again: 24h, 7d."] = LIFETIME,
-    namespace: Annotated[str | None, "NAMESPACE", "Only in this one; without it, in all."] = None,
+    lifetime: Annotated[
+        timedelta, "DURATION", "When the safe point expires unless it is renewed: 24h, 7d."
+    ] = LIFETIME,
+    namespace: Annotated[str | None, "NAMESPACE", "Only in this namespace; all by default."] = None,
 ) -> None:
     """Keep what a reader at a version sees.
 

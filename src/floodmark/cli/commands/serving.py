@@ -35,16 +35,18 @@ class ProtectionOptions:
     tls_certificate: Annotated[Path | None, "FILE", "The server's certificate chain."] = None
     tls_key: Annotated[Path | None, "FILE", "Its private key."] = None
     tls_client_root: Annotated[
-        Path | None, "FILE", "Ask every client for a certificate that one of these has signed."
+        Path | None, "FILE", "Require a client certificate signed by one of these."
     ] = None
-    access: Annotated[Path | None, "FILE", "Who may do what: see floodmark token."] = None
+    access: Annotated[
+        Path | None, "FILE", "The access file, which lists tokens and their roles: see floodmark token."
+    ] = None
     insecure: Annotated[
-        bool, "Listen beyond this machine without TLS and access file, in a closed network."
+        bool, "Allow other machines to connect without TLS and access file, in a closed network."
     ] = False
     insecure_metrics: InsecureMetrics = False
     relay: Annotated[
         bool | None,
-        "Check what clients send before gRPC takes it in. On beyond this machine, and with --access.",
+        "Check clients' messages before gRPC reads them. On if other machines can connect, or with --access.",
         {"name": "--relay/--no-relay"},
     ] = None
 
@@ -54,17 +56,19 @@ class NodeOptions:
     """The options of a node of several: a process that serves a site in a database."""
 
     node: Annotated[
-        int | None, "NUMBER", "This process's own number, from 1 to 63; without it, the lowest that is free."
+        int | None, "NUMBER", "The number of this node, from 1 to 63; the lowest free one by default."
     ] = None
     advertise: Annotated[
-        str | None, "URL", "Where clients and other nodes reach this one, if not where it listens."
+        str | None,
+        "URL",
+        "The URL at which clients and other nodes reach this node, if it is not the one of --listen.",
     ] = None
     rebalance: Annotated[
         bool,
-        "While it keeps the site, move a partition a minute if the loads of nodes differ by much.",
+        "Move up to one partition a minute while this node is the keeper and loads differ much.",
     ] = False
     tls_root: Annotated[
-        Path | None, "FILE", "Verifies the other nodes; without it, this node's own certificate does."
+        Path | None, "FILE", "The certificates to verify other nodes with; this node's own by default."
     ] = None
 
     def given(self) -> dict[str, Any]:
@@ -83,10 +87,12 @@ class RespOptions:
         "of Redis; next: the port after --listen, or any if that is taken.",
     ] = NEXT_PORT
     no_resp: Annotated[bool, "Do not serve RESP; clients then use slower calls."] = False
-    resp_namespace: Annotated[str | None, "NAME", "The namespace of RESP clients that SELECT none."] = None
-    resp_prefix: Annotated[
-        bool, "Keys over RESP begin with the name of their namespace, as in users:ada."
-    ] = False
+    resp_namespace: Annotated[str | None, "NAME", "The namespace of RESP clients that do not SELECT one."] = (
+        None
+    )
+    resp_prefix: Annotated[bool, "Prefix RESP keys with the name of their namespace, as in users:ada."] = (
+        False
+    )
 
     def given(self) -> dict[str, Any]:
         """The options of a server."""
@@ -105,7 +111,9 @@ class PageOptions:
         str | None, "HOST:PORT", "Where to serve /metrics, /health, /healthz and /readyz over HTTP."
     ] = None
     console: Annotated[
-        str | None, "HOST:PORT", "Where to serve the console, a page for browsers; TLS and tokens as above."
+        str | None,
+        "HOST:PORT",
+        "Where to serve the console, a page for browsers; it uses the same TLS and tokens.",
     ] = None
 
 
@@ -116,15 +124,17 @@ def serve(
     nodes: NodeOptions,
     resp: RespOptions,
     pages: PageOptions,
-    site: Annotated[str | None, "NAME", "The site's name; it is made if the directory is empty."] = None,
+    site: Annotated[
+        str | None, "NAME", "The site's name; the site is made if the directory is empty."
+    ] = None,
     id: SiteId = None,
     listen: Annotated[str, "HOST:PORT", "Where to listen; port 0 takes any that is free."] = "127.0.0.1:7100",
     log_level: Annotated[str, "LEVEL", "debug, info, warning or error."] = "info",
-    durability: Annotated[str, "fsync|async", "For writes that name none."] = "fsync",
+    durability: Annotated[str, "fsync|async", "The durability of writes that do not choose one."] = "fsync",
     log_retention: Annotated[
         timedelta | None,
         "DURATION",
-        "Keep the change log only so long; later readers scan. Without it, as long as the versions.",
+        "How long to keep the change log; by default as long as the versions, which later readers scan.",
     ] = None,
 ) -> None:
     """Serve a site to other processes and machines.

@@ -15,7 +15,7 @@ from floodmark.model.format import FORMAT
 def init(
     directory: Directory,
     output: Output,
-    site: Annotated[str | None, "NAME", "The site's name; without it, the directory's."] = None,
+    site: Annotated[str | None, "NAME", "The site's name; the directory's name by default."] = None,
     id: SiteId = None,
 ) -> None:
     """Make a site.  Only this and `serve` make one, so that a mistyped path is noticed.

@@ -67,7 +67,7 @@ class SiteLook:
 def status(
     location: Location,
     output: Output,
-    watch: Annotated[bool, "Show it anew each second, with rates, until Ctrl-C is pressed."] = False,
+    watch: Annotated[bool, "Refresh every second, with rates, until Ctrl-C."] = False,
 ) -> None:
     """Show the state of a site, now or every second.
 

@@ -13,7 +13,7 @@ from floodmark.model.text import json_bytes
 commands = Commands("subscription", sample="indexer")
 
 Name = Annotated[str, "NAME", "The subscription's name."]
-Since = Annotated[Any, "VERSION|TIME|snapshot|beginning|now", "Where to go on: after this, exclusive."]
+Since = Annotated[Any, "VERSION|TIME|snapshot|beginning|now", "Continue after this, exclusive."]
 
 
 @commands.command("list")

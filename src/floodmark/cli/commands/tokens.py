@@ -14,12 +14,12 @@ from floodmark.server.access import NAME_CHARACTERS_MAX
 
 def token(
     output: Output,
-    name: Annotated[str, "NAME", "Whose token it is; the server's log says so."] = "unnamed",
+    name: Annotated[str, "NAME", "The owner of the token, as shown in the server's log."] = "unnamed",
     role: Annotated[str, "ROLE", "read, write, replicate or admin."] = "read",
     namespace: Annotated[
         list[str] | None,
         "NAMESPACE",
-        "Only this one; may be given several times. Without it, the whole site.",
+        "Only this namespace; may be given several times. The whole site by default.",
     ] = None,
     output_file: Annotated[
         Path | None,

@@ -46,11 +46,11 @@ def show(site: OpenSite, output: Output) -> None:
 def set_topology(
     site: OpenSite, output: Output, file: Annotated[Path, "FILE", "The topology, in TOML."]
 ) -> None:
-    """Set the topology of a site.  Do it at each of them, a new site's peers first.
+    """Set the topology of a site.  Run it for each site, the peers of a new site first.
 
-    Namespaces that do not exist there are created. One that holds data from before is refused:
-    see `floodmark namespace rewrite`. Each change of the topology increments `epoch`; setting
-    the same one again does nothing.
+    Creates shared namespaces that the site lacks. A namespace with earlier data is refused: see
+    `floodmark namespace rewrite`. Increment `epoch` with each change of the topology; setting the
+    same topology again does nothing.
 
     Example:
       floodmark topology set data/oslo topology.toml
@@ -66,19 +66,19 @@ def set_topology(
 
 @commands.command()
 def remove(
-    name: Annotated[str, "NAME", "The site that goes."],
+    name: Annotated[str, "NAME", "The site to remove."],
     output: Output,
     file: Annotated[
         Path, typer.Option("--topology", metavar="FILE", help="The topology, in TOML; it is rewritten.")
     ],
 ) -> None:
-    """Remove a site for good.  All others must be reachable, the site itself need not.
+    """Remove a site for good.  All other sites must be reachable; the removed site need not be.
 
-    Its links are closed first; then the others exchange its changes, until all sites hold the
-    same. A site that is being restored gets them when it is back. The entry of the removed site
-    stays in the topology, and its id is never used again. Stop replication before, and start it
-    again with the new topology. Comments in the file stay. The same command resumes a removal
-    that was interrupted.
+    First closes the site's links; then the other sites exchange its changes, until all of them
+    hold the same. A site that is being restored gets them when it is back. The entry of the
+    removed site stays in the topology, and its id is never used again. Stop replication first,
+    and start it afterwards with the new topology. Comments in the file are kept. The same command
+    resumes a removal that was interrupted.
 
     Example:
       floodmark topology remove bonn --topology topology.toml

@@ -86,7 +86,9 @@ def abort(
     site: OpenSite,
     output: Output,
     transaction: Id,
-    reason: Annotated[str, "TEXT", "What its owner is told."] = "by an operator",
+    reason: Annotated[
+        str, "TEXT", "The reason to report to the owner of the transaction."
+    ] = "by an operator",
 ) -> None:
     """Abort a transaction that is open: nothing of it takes effect.
 
@@ -105,12 +107,16 @@ class BatchOptions:
     """The options for the fields of a `BatchUpdate`."""
 
     enabled: Annotated[
-        bool | None, "Whether records are put into entries together.", {"name": "--enable/--disable"}
+        bool | None, "Whether several records share an entry.", {"name": "--enable/--disable"}
     ] = None
-    max_records: Annotated[int | None, "N", "Records in an entry at most."] = None
-    max_bytes: Annotated[int | None, "N", "Bytes in an entry at most."] = None
-    max_delay_ms: Annotated[int | None, "N", "When a wait counts as long."] = None
-    max_bytes_in_flight: Annotated[int | None, "N", "Bytes on their way before others wait."] = None
+    max_records: Annotated[int | None, "N", "Maximum records of an entry."] = None
+    max_bytes: Annotated[int | None, "N", "Maximum bytes of an entry."] = None
+    max_delay_ms: Annotated[
+        int | None, "N", "Count a flush as late if its oldest record has waited for longer."
+    ] = None
+    max_bytes_in_flight: Annotated[
+        int | None, "N", "Bytes of unfinished appends above which further appends wait."
+    ] = None
 
 
 @commands.command("batch-log")
@@ -119,16 +125,17 @@ def batch_log(
     output: Output,
     options: BatchOptions,
     log: Annotated[
-        LogKind | None, "coordinator|pending-ack", "Which kind of log; --status shows both if not said."
+        LogKind | None, "coordinator|pending-ack", "The kind of log; --status shows both by default."
     ] = None,
     status: Annotated[bool, "Show each log, and whether batched entries are left in it."] = False,
 ) -> None:
-    """Write many records of transactions at once, or each alone.
+    """Set how the logs of transactions batch their records.
 
-    It takes effect at once, and for good. Limits hold for logs that are opened from then on.
+    Batching is switched at once, and the setting is stored. Limits apply to logs that are opened
+    afterwards.
 
-    A reader that knows only bare entries can read the logs when batching of both is disabled
-    and `--status` says that no batched entry is left.
+    A program that reads only bare entries can read the logs once batching is disabled for both
+    kinds and `--status` reports that no batched entry is left.
 
     Examples:
       floodmark txn batch-log grpc://oslo:7100 --status

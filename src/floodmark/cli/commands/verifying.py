@@ -61,21 +61,26 @@ _COLUMNS: Final[dict[str, Column["PairSummary"]]] = {
 class OnceOptions:
     """The options of a single pass."""
 
-    repair: Annotated[bool, "Give every key that has drifted its winner back."] = False
-    history: Annotated[bool, "Walk the change logs too, for what was lost and written over."] = False
-    report: Annotated[str | None, "DIRECTORY", "Parquet with a row for each key that has drifted."] = None
+    repair: Annotated[bool, "Rewrite each drifted key with the record that should have won."] = False
+    history: Annotated[
+        bool, "Also compare the change logs, to find lost changes that were overwritten later."
+    ] = False
+    report: Annotated[str | None, "DIRECTORY", "Write a row for each drifted key, as Parquet."] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class WatchOptions(MetricsOptions):
     """The options of passes that go on until Ctrl-C."""
 
-    watch: Annotated[bool, "Compare again and again what has changed, until Ctrl-C."] = False
+    watch: Annotated[bool, "Repeat and compare only changed keys, until Ctrl-C."] = False
     every: Annotated[
         timedelta | None, "DURATION", "With --watch: the pause between two passes.", {"show_default": "10s"}
     ] = None
     whole_every: Annotated[
-        timedelta | None, "DURATION", "With --watch: how often everything is read.", {"show_default": "24h"}
+        timedelta | None,
+        "DURATION",
+        "With --watch: how often all keys are compared.",
+        {"show_default": "24h"},
     ] = None
 
     def check(self, once: OnceOptions) -> None:
@@ -102,28 +107,28 @@ def verify(
     namespace: Annotated[
         list[str] | None,
         "NAMESPACE",
-        "May be given several times; all that the sites share if not said.",
+        "May be given several times; all shared namespaces by default.",
     ] = None,
-    sample: Annotated[int, "N", "Print so many keys that have drifted.", {"min": 0}] = 20,
+    sample: Annotated[int, "N", "Print at most N drifted keys.", {"min": 0}] = 20,
     max_lag: Annotated[
         timedelta | None,
         "DURATION",
-        "Lag is not believed where a site has not heard of another for so long.",
+        "Report 2, could not tell, if a site has heard nothing of another for longer than this.",
         {"show_default": "60s"},
     ] = None,
 ) -> None:
     """Say whether sites agree, and which keys have drifted apart.
 
-    Every record is compared, by digests, while writes go on. What is under way between the sites
-    counts as lag and is never reported as drift: a key has drifted if each site has heard of all
-    that the other holds, and they hold something else.
+    Compares every record, by digests, while writes continue. A change that has not arrived yet
+    counts as lag and is never reported as drift: a key has drifted if each site has received all
+    changes that the other's record is made of, and the two records still differ.
 
-    --repair gives such a key the record that should have won, under the stamp that it was written
-    with, unless the key has changed meanwhile; then it is compared again.
+    --repair rewrites such a key with the record that should have won, under its original stamp. A
+    key that changed since it was compared is left alone, and compared again.
 
-    The exit code is 0 if the sites agree, 1 if they have drifted apart, and 2 if it could not be
-    told: a site does not answer, does not share the namespace, or replication does not run.
-    With --watch it is that of the last pass.
+    The exit code is 0 if the sites agree, 1 if they have drifted apart, and 2 if verify could not
+    tell: a site does not answer, does not share the namespace, or replication does not run.
+    With --watch it is the exit code of the last pass.
 
     Examples:
       floodmark verify grpc://oslo:7100 grpc://rome:7100

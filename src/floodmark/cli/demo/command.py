@@ -16,9 +16,11 @@ from floodmark.cli.render.output import Output, console_on, speaks_unicode
 
 def demo(
     directory: Annotated[
-        Path | None, "DIRECTORY", "Make the sites here, and keep them; without it, in a temporary directory."
+        Path | None,
+        "DIRECTORY",
+        "Make the sites in this directory and keep them; by default they are temporary.",
     ] = None,
-    console: Annotated[bool, "Serve a console of both sites meanwhile, and print its link."] = False,
+    console: Annotated[bool, "Also serve a console of both sites, and print its link."] = False,
     json: Annotated[bool, "Print only a summary. " + JSON_HELP] = False,
 ) -> None:
     """Show two sites that lose a change, find it and repair it.
