@@ -1,4 +1,4 @@
-"""Leap Frog: whether sites that replicate to each other hold the same, told apart from lag; and repair."""
+"""Leap Frog: detects drift between sites that replicate, distinguishes it from lag, and repairs it."""
 
 from floodmark.divergence.bounds import BoundedSide, heartbeat_bounds, high_watermark, verdict_bounded
 from floodmark.divergence.histories import History, HistoryChange, walk_histories

@@ -1,14 +1,14 @@
 """Records of several sites side by side: streams in key order, cut into windows of the same keys.
 
-So no record is sorted, shuffled or kept.  A window reaches as far as all streams have been read: to the
-smallest of their last keys.
+No record is sorted, shuffled or stored.  A window ends where all streams have been read: at the smallest of
+their last keys.
 
     oslo    | a  b  c  d | e  f ...
     rome    | a  c  d  e | g ...            window: all keys up to d
     bonn    | a  b  c  d  e  f  g | ...
 
 Within a window keys and digests are compared as whole columns.  Only records that differ become objects.
-A stream that fails is left out from there on: it must not hide that two other sites have drifted apart.
+A stream that fails is left out from there on, so that it does not hide drift between the other sites.
 """
 
 from bisect import bisect_right
@@ -27,7 +27,7 @@ from floodmark.columns.packed import empty_batch
 from floodmark.model.errors import FloodmarkError
 from floodmark.model.record import FoundRecord
 
-# A window pays for some calls that do not depend on its size; below this they would outweigh the rows.
+# Below this size, the fixed cost of a window would exceed the cost of its rows.
 WINDOW_ROWS: Final = 8_192
 
 _NO_RECORDS: Final = empty_batch(RECORDS_WITH_DIGESTS)
@@ -43,7 +43,7 @@ class Unlike(NamedTuple):
 
 
 class Aligned(NamedTuple):
-    """The keys of one window in which two sites differ; the sites are named by their places."""
+    """The keys of one window in which two sites, given by their indexes, differ."""
 
     left: int
     right: int
@@ -52,7 +52,7 @@ class Aligned(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A stream that is read no further, by its place, and why."""
+    """The index of a stream that cannot be read further, and the error."""
 
     place: int
     error: FloodmarkError
@@ -74,7 +74,7 @@ def align(
         failed = list(_fill(sources))
         yield from failed
         if failed:
-            # The streams that are left may be too few.
+            # Fewer than two streams may be left.
             continue
         if not any(source.rows for source in sources.values()):
             return
@@ -95,7 +95,7 @@ def _fill(sources: dict[int, "_Source"]) -> Iterator[Failed]:
 
 
 class _Source:
-    """A stream that is read as far as it is needed."""
+    """A stream that is read as far as necessary."""
 
     def __init__(self, stream: Iterable[pyarrow.RecordBatch], rows_min: int) -> None:
         self._stream = iter(stream)
@@ -120,7 +120,7 @@ class _Source:
         return key
 
     def take(self, end: bytes | None) -> pyarrow.RecordBatch:
-        """All rows up to a key, or all there are."""
+        """Remove and return the rows up to a key, or all rows."""
         batches: list[pyarrow.RecordBatch] = []
         while self._batches:
             batch = self._batches[0]

@@ -1,10 +1,10 @@
-"""Compares what sites hold, record by record, over a range of keys or a list of them.
+"""Compares the records of sites, over a range of keys or a list of keys.
 
 Equal records are only counted (`alignment.py`); the others are judged (`rules.py`).  A verdict that depends
 on a collected horizon waits, because the horizon is read after the records.  When too many wait, the horizons
 are read in between: each counts only for the records that were read before it.
 
-The version of each site is fixed first, and everything else is asked for as of it or after it.  A site that
+The version of each site is fixed first, and everything else is read as of that version or later.  A site that
 joins in between is not yet in the watermark, and then nothing is concluded from absence.
 
 A site that fails is left out from there on, and its error is raised when the others have been compared.
@@ -141,7 +141,7 @@ class Comparison:
         self._aligned = aligned
         self._waiting_max = waiting_max
         self._waiting: list[_Waiting] = []
-        # Sites that did not even tell their horizons.
+        # Sites whose horizons could not be read.
         self._mute: set[str] = set()
         self._pairs = {
             (left, right): Pair(vantages[left].site, vantages[right].site)
@@ -200,7 +200,7 @@ class Comparison:
     def _examine(self, pair: tuple[int, int], unlike: Unlike) -> Iterator[Finding]:
         left, right = (self.vantages[place] for place in pair)
         waiting = _Waiting(pair, unlike.key, _evidence(left, unlike.left), _evidence(right, unlike.right))
-        # A horizon of 0 gives the harshest verdict, and one above everything the mildest.
+        # A horizon of 0 gives the strictest verdict, and one above everything the most lenient.
         harsh = self._judge(waiting, 0, 0)
         if harsh.verdict.is_drift and self._judge(waiting, VERSION_MAX, VERSION_MAX) != harsh:
             self._waiting.append(waiting)
@@ -217,7 +217,7 @@ class Comparison:
             yield from self._tell(each, self._judge(each, horizons[left], horizons[right]))
 
     def _read_horizon(self, vantage: Vantage) -> Version:
-        """The collected horizon; above everything if the site does not tell it."""
+        """The collected horizon; above everything if the site does not answer."""
         if vantage.site in self._mute:
             return VERSION_MAX
         try:

@@ -1,7 +1,7 @@
-"""The outcome of a comparison: the sites agree, have drifted apart, or it cannot be told.
+"""The outcome of a comparison: the sites agree, have drifted apart, or neither is certain.
 
-Lag is no finding, because recent changes are under way.  But the lag of a site that has got nothing from
-another for long may hide anything.
+Lag is no finding, because recent changes are still being copied.  But the lag of a site that has received
+nothing from another for long may hide drift.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ class Outcome(StrEnum):
 
 
 def conclude(drift: int, doubts: Sequence[str]) -> Outcome:
-    """Drift is certain, whatever else is not; without it, every doubt counts.
+    """The outcome for a number of drifted keys and some doubts: any drift is DRIFT, else any doubt UNKNOWN.
 
     >>> conclude(1, ["rome cannot be reached"]).value, conclude(0, ["rome cannot be reached"]).value
     ('drift', 'unknown')
@@ -43,7 +43,7 @@ class SiteDoubt(msgspec.Struct, frozen=True):
 
 
 def tell_doubts(doubts: Iterable[str | SiteDoubt]) -> list[str]:
-    """Doubts as messages, each once: a reason that holds for several namespaces of a site names them all.
+    """Doubts as messages, each once.  Namespaces of a site with the same reason share a message.
 
     >>> tell_doubts([SiteDoubt("rome", "users", "no answer"), SiteDoubt("rome", "orders", "no answer")])
     ["'orders', 'users' of rome cannot be compared: no answer"]

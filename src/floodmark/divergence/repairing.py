@@ -1,17 +1,18 @@
 """Repairs sites that have drifted apart.
 
-All should hold what they would hold if every change had arrived everywhere: the record with the highest
-stamp, or the join of all states.  If the same stamp stands over different bytes, one copy is damaged, and the
-site of the stamp is believed.  A record that some sites lack is given to them: nothing is deleted because it
-is missing elsewhere.  But if such a site has collected deletions that are newer than the record, this may be
-among them, and its deletion was lost on the way to the others: that cannot be known, and is left alone.
+All sites should hold what they would hold if every change had arrived everywhere: the record with the highest
+stamp, or the join of all states.  If copies with the same stamp have different bytes, one is damaged, and the
+copy at the site of the stamp is used.  A record that some sites lack is copied to them: nothing is deleted
+because it is missing elsewhere.  But if such a site has collected deletions newer than the record, a deletion
+of this record may be among them, and may have been lost on the way to the others.  This cannot be decided, so
+the key is not repaired.
 
-A high stamp wins everywhere, so a damaged one must not be believed: a stamp that no commit can have given, or
-of an unknown site, is no source.  Sites that have not drifted are sources too, but may lag: what only they
-have is believed if the site of its stamp holds it as well.
+A high stamp wins everywhere, so a damaged stamp must not be used: a record is no source if no commit can have
+given its stamp, or if the stamp's site is unknown.  Sites that have not drifted are sources too, but may lag:
+a part that only they have is used if the site of its stamp holds it as well.
 
-A repair is written under its original stamp, so it wins over nothing newer.  It is conditional on the version
-that was seen: a key that has changed meanwhile is left for the next comparison.
+A repair is written under its original stamp, so it never wins over a newer change.  It is conditional on the
+version that was seen: a key that has changed meanwhile is left for the next comparison.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -69,7 +70,7 @@ class Copy(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The record that all sites should hold, with its origin; or why it cannot be known."""
+    """The record that all sites should hold, with its origin; or the reason why it cannot be determined."""
 
     stored: bytes | None
     problem: str | None = None
@@ -85,7 +86,7 @@ class RepairSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose_repair(copies: Sequence[Copy], known: Collection[int] | None = None) -> Choice:
-    """The record that all sites should hold of a key, by the copies that there are.
+    """The record of a key that all sites should hold, determined from the existing copies.
 
     `known` are the ids of all sites that may have written; None stands for any.
 
@@ -211,9 +212,9 @@ def _write(
 def divide(
     items: list[Item], work: Callable[[list[Item]], Result]
 ) -> Iterator[tuple[list[Item], Result | FloodmarkError]]:
-    """Do work on items at once, and in halves if one item may have caused its failure.
+    """Do work on all items together, and again in halves if a single item may have caused its failure.
 
-    Items that fail have their error as the result: one key must not keep the others from being repaired.
+    The result of an item that fails is its error, so that one key does not prevent the repair of the others.
     """
     if not items:
         return
@@ -343,9 +344,10 @@ def _choose_last_write(copies: Sequence[Copy], known: Collection[int] | None) ->
 
 
 def _has_heard_of(copy: Copy, damaged: Copy) -> bool:
-    """Whether a site has every record that one with a damaged stamp may have been.
+    """Whether a site has every record that the one with a damaged stamp may originally have been.
 
-    Its true stamp was not above its version.  A site that lags behind that may have an older one.
+    The true stamp was at or below the record's version.  A site that lags behind that may have an older
+    record.
     """
     sites = {*copy.mark, *damaged.mark}
     return bool(sites) and all(copy.mark.get(site, 0) >= damaged.version for site in sites)

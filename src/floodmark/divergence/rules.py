@@ -1,9 +1,9 @@
-"""Leap Frog: whether two sites that differ in a record lag behind each other, or have drifted apart.
+"""Leap Frog: decides whether two sites that differ in a record lag behind each other, or have drifted apart.
 
 Each site is read as of a version, with its watermark as of that version, whose entry for the site itself is
-the version.  If each watermark covers all stamps of the other site's record, each site has merged what the
-other holds, and the records must be equal.  If they are not, something was lost or altered, and no waiting
-mends it: drift.  Everything else may be lag.
+the version.  If each watermark covers all stamps of the other site's record, each site has merged the other's
+record, and the two must be equal.  If they are not, a change was lost or altered, and waiting does not help:
+this is drift.  Everything else may be lag.
 
 A site without a record may have had a tombstone that won, and have collected it.  The *collected horizon* is
 the highest stamp so forgotten: once every entry of the other's watermark has reached it, the other has that
@@ -16,8 +16,9 @@ the rule of absence holds for it.
 A data set that was published replaces all records at once, at each site at a moment of its own.  Sites that
 hold different data sets lag.
 
-Stamps lie on the same disks as values.  A record with a stamp that no commit can have given it is drift at
-once: no watermark would ever cover it, and it would pass for lag for ever.
+Stamps are stored on the same disks as values, and can be damaged.  A record with a stamp that no commit can
+have given is drift at once: no watermark would ever cover the stamp, so the record would count as lag for
+ever.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -103,7 +104,7 @@ class Verdict(StrEnum):
 
     @property
     def is_drift(self) -> bool:
-        """Whether the difference lasts."""
+        """Whether the verdict is drift, a difference that lasts."""
         return self is not Verdict.AGREE and self is not Verdict.LAG
 
 
@@ -174,7 +175,7 @@ def judge(left: Side, right: Side) -> Judgement:
     if left.data_set != right.data_set:
         return _judge_whole(left, right, drifted=False)
     if not _are_of_one_kind(left.record, right.record):
-        # One policy makes one kind: one of the two records did not come from merging.
+        # A merge policy makes records of one kind, so one of these two does not result from merging.
         return _judge_whole(left, right, drifted=_has_all(left, right) and _has_all(right, left))
     lagging: Judgement | None = None
     for part, on_left, on_right in _pair_parts(left.record, right.record, now_ms):
@@ -189,7 +190,7 @@ def judge(left: Side, right: Side) -> Judgement:
 
 
 def find_doubt(left: Evidence | None, right: Evidence | None, known: Collection[int]) -> str | None:
-    """Why a difference that counts as lag may never end; None without such a reason.
+    """The reason why a difference that counts as lag may never end; None if there is no such reason.
 
     `known` are the sites in the watermarks of the compared sites.  A stamp of another site may be damaged, or
     of a site that no link replicates from: no watermark will ever cover it.
@@ -254,14 +255,15 @@ def _judge_part(
 
 
 def _has_come(side: Side, stamp: Stamp) -> bool:
-    """Whether a site has merged what was written under a stamp."""
+    """Whether a site has merged the write with a stamp."""
     return covers(side.mark, {stamp.site: stamp.version})
 
 
 def _knows_what_was_collected(side: Side, absent: Side) -> bool:
-    """Whether every tombstone that the site without a record has collected has come to the other.
+    """Whether the other site has every tombstone that the site without a record has collected.
 
-    A site that only the other one knows of has joined meanwhile: the tombstone may be from there.
+    A site that is only in the watermark of the latter has joined meanwhile, and counts as 0: the collected
+    tombstone may be from there.
     """
     return all(side.mark.get(site, 0) >= absent.horizon for site in {*side.mark, *absent.mark})
 

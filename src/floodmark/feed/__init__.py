@@ -1,4 +1,4 @@
-"""Changes as ordered, resumable streams: catch-up, named feeds, subscriptions and safe points."""
+"""Ordered, resumable streams of changes: catch-up, named feeds, subscriptions and safe points."""
 
 from floodmark.feed.reading.items import Decoder, Item
 from floodmark.feed.reading.reader import ChangeReader, ChangeStatistics, ReaderStatistics

@@ -42,10 +42,10 @@ _NAMES_SHOWN: Final = 20
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """The holder of a reader, and until when unless it is heard of again.
+    """The holder of a reader, and the time at which the lease expires unless it is renewed.
 
-    `holder` is its public name; `owner` is the mark of the caller that acquired the lease, or None if an
-    earlier release, without owners, stored it.
+    `holder` is the public name of the process; `owner` identifies the caller that acquired the lease, or is
+    None if an earlier release, without owners, stored the lease.
     """
 
     holder: str
@@ -54,11 +54,11 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     owner: str | None = None
 
     def is_of(self, holder: str, owner: str) -> bool:
-        """Whether a holder of this name and owner has the lease."""
+        """Whether the lease is held by this holder and owner."""
         return self.holder == holder and self.belongs_to(owner)
 
     def belongs_to(self, owner: str) -> bool:
-        """Whether a caller acquired the lease; the site itself may use every lease."""
+        """Whether the caller `owner` acquired the lease, or is the site itself, which may use every lease."""
         return owner == SITE_OWNER or self.owner in (None, owner)
 
     def renewed(self, now_ms: int) -> "Lease":
@@ -66,7 +66,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def require_lease_seconds(seconds: object) -> timedelta:
-    """How long a lease lasts."""
+    """The duration of a lease.  Raises InvalidArgument for an impossible one."""
     if not isinstance(seconds, int | float) or not 0 < seconds <= LEASE_SECONDS_MAX:
         raise InvalidArgument(
             f"a lease lasts more than 0 and at most {LEASE_SECONDS_MAX:,} seconds, not {seconds!r:.60}"
@@ -101,7 +101,7 @@ class LeasedRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def needed_version(self) -> Version:
-        """Every change above this may still have to be read."""
+        """The version above which every change may still be needed."""
         raise NotImplementedError
 
     def holder_at(self, now_ms: int) -> str | None:
@@ -112,10 +112,11 @@ class LeasedRow(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class ReaderKind:
-    """The words and limits of a kind of readers.
+    """The limits of a kind of readers, and the words for it in error messages.
 
-    A reader is `used` by its holder ("run", "consumed"); `free` says how to end that, `again` how to take the
-    lease, and `anew` how to replace a reader whose namespace is gone.  Errors carry its name under `noun`.
+    `used` is what a holder does with a reader ("run", "consumed").  `free` is the advice how to end that,
+    `again` how to take the lease, and `anew` how to replace a reader whose namespace was dropped.  `noun` is
+    the name under which the details of errors carry the reader's name.
     """
 
     noun: str
@@ -153,15 +154,15 @@ Row = TypeVar("Row", bound=LeasedRow)
 
 
 class ResolveSite(Protocol):
-    """Tells the resolved version of a site, at or above `wanted` if any node has announced that."""
+    """Returns the resolved version of a site, at or above `wanted` if any node has announced such a one."""
 
     def __call__(self, wanted: Version = 0, /) -> Version: ...
 
 
 class RowState(Generic[Row]):
-    """A row in memory.  Only the thread that has the turn to write changes it, with the lock held.
+    """A row in memory.  Only the thread that holds the write turn changes it, with the lock held.
 
-    The lock is taken after the turn, never before it.
+    The lock is taken after the write turn, never before it.
     """
 
     def __init__(self, kind: ReaderKind, row: Row) -> None:
@@ -173,7 +174,7 @@ class RowState(Generic[Row]):
         return self.row
 
     def store(self, row: Row) -> tuple[Row, list[WriteRow]]:
-        """The row as it is stored, and the writes that store it: the first of them is enough."""
+        """The row as it is stored, and the writes that store it.  The first write alone would be enough."""
         return row, [(META, self.kind.key(row.name), msgspec.json.encode(row))]
 
     def take_over(self, stored: Row) -> None:
@@ -181,12 +182,12 @@ class RowState(Generic[Row]):
         self.row = stored
 
     def adopt(self, other: Self) -> None:
-        """Become equal to a state that was loaded."""
+        """Copy the content of a loaded state into this object."""
         with self.lock:
             vars(self).update({**vars(other), "lock": self.lock})
 
     def remove(self) -> list[WriteRow]:
-        """The writes that delete the row: the last of them."""
+        """The writes that delete the row and all that belongs to it.  The last one deletes the row."""
         return [(META, self.kind.key(self.row.name), None)]
 
 
@@ -196,8 +197,8 @@ State = TypeVar("State", bound=RowState[Any])
 class LeasedReaders(Generic[Row, State]):
     """The readers of one kind at a site, in the metadata of an engine of this process.
 
-    `resolve_namespace` gives a namespace's id and the version at which it was created; `load` reads all rows.
-    `lock` makes the steps of one call one step for the others; it is taken before the turn.
+    `resolve_namespace` returns a namespace's id and the version at which it was created; `load` reads all
+    rows.  `lock` makes each call atomic for other calls; it is taken before the write turn.
     """
 
     def __init__(
@@ -252,7 +253,7 @@ class LeasedReaders(Generic[Row, State]):
         return row
 
     def settled(self, name: str) -> Row | None:
-        """A reader as it is on disk, if it is there: in the turn, no change is under way."""
+        """The reader as it is on disk, or None.  Takes the write turn, so that no change is in progress."""
         with self.storage.settled():
             state = self.states.get(name)
             return None if state is None else state.show()
@@ -261,7 +262,7 @@ class LeasedReaders(Generic[Row, State]):
         return [state.show() for _, state in sorted(self.states.items())]
 
     def enter(self, state: State) -> Row:
-        """Store a new reader, whose safe point is held; that is released if the row cannot be stored."""
+        """Store a new reader, whose safe point the caller has set; release that if the row is not stored."""
         row: Row = state.row
         _, rows = state.store(row)
         try:
@@ -279,7 +280,10 @@ class LeasedReaders(Generic[Row, State]):
         return shown
 
     def update(self, name: str, change: Callable[[Row], Row], *, wanted: bool = False) -> Row:
-        """Store a changed row; `change` may refuse.  On a nearly full disk a `wanted` change is refused."""
+        """Store the row that `change` returns; `change` may raise.
+
+        A `wanted` change, one that a user asked for, is refused on a nearly full disk.
+        """
         with self.storage.settled():
             if wanted:
                 self.storage.require_wanted()
@@ -302,7 +306,7 @@ class LeasedReaders(Generic[Row, State]):
     # Safe points
 
     def hold(self, row: Row, version: Version) -> None:
-        """Keep the changes above a version; `VersionCollected` if some are gone."""
+        """Set the safe point that keeps the changes above a version.  Raises `VersionCollected`."""
         self._safe_points.hold(self._safe_point(row.name), version, LIFETIME, row.namespace_id)
         self._held_at_ms[row.name] = self.now_ms()
 
@@ -311,7 +315,7 @@ class LeasedReaders(Generic[Row, State]):
         return 0 <= self.now_ms() - self._held_at_ms.get(name, 0) < HOLD_EVERY_MS
 
     def let_go(self, name: str) -> None:
-        """Release a safe point.  If that fails, it expires."""
+        """Release a safe point.  Errors are ignored, because it also expires."""
         self._held_at_ms.pop(name, None)
         with suppress(SafePointNotFound, Retryable, OutcomeUnknown):
             self._safe_points.release(self._safe_point(name))
@@ -328,7 +332,7 @@ class LeasedReaders(Generic[Row, State]):
         return Lease(holder=holder, expires_at_ms=expires_at_ms, lifetime_ms=lifetime_ms, owner=owner)
 
     def require_free(self, row: Row, holder: str | None = None, owner: str = SITE_OWNER) -> None:
-        """Raise `LeaseHeld` while a lease lasts, unless it is that of a given holder and owner."""
+        """Raise `LeaseHeld` if another holder or owner has a lease that has not expired."""
         lease = row.lease
         is_own = lease is not None and holder is not None and lease.is_of(holder, owner)
         if lease is not None and not is_own and lease.expires_at_ms > self.now_ms():
@@ -337,7 +341,7 @@ class LeasedReaders(Generic[Row, State]):
     # Checks
 
     def require_room(self) -> None:
-        """Refuse a new reader where there are too many."""
+        """Raise LimitExceeded if the site has the maximum number of readers of this kind."""
         if len(self.states) >= self.kind.rows_max:
             raise LimitExceeded(
                 f"a site has at most {self.kind.rows_max:,} {self.kind.noun}s; remove some first"
@@ -355,7 +359,7 @@ class LeasedReaders(Generic[Row, State]):
         return created_at
 
     def require_reached(self, name: str, version: Version) -> None:
-        """Refuse a start in the future: the changes up to it would be skipped in silence."""
+        """Refuse a start in the future: the changes up to it would be skipped silently."""
         if not 0 <= version <= VERSION_MAX:
             raise InvalidVersion(f"{version!r:.60} is not a version")
         if physical_ms(version) <= self.now_ms():
@@ -369,7 +373,7 @@ class LeasedReaders(Generic[Row, State]):
             )
 
     def require_resolved(self, versions: Sequence[Version]) -> None:
-        """Refuse positions that no reader can have reached: changes would be skipped in silence."""
+        """Refuse positions that no reader can have reached: changes would be skipped silently."""
         highest = max(versions, default=0)
         if highest and highest > self.resolved_version(highest):
             raise InvalidVersion(

@@ -1,4 +1,4 @@
-"""Safe points: versions that readers still need.
+"""Safe points: versions that readers still need, and that garbage collection respects.
 
 A safe point has a version and a lifetime.  Garbage collection keeps everything that a reader at or above the
 lowest safe point can see.  A safe point ends when it is released or expires, so a dead reader cannot fill the
@@ -31,12 +31,12 @@ from floodmark.model.version import VERSION_MAX, Version, moment_of
 from floodmark.partition import META, Retention, Storage, load_metadata
 
 LIFETIME: Final = timedelta(hours=24)
-# For how long a reader may hold a safe point of its own.
+# The longest lifetime of a safe point that a reader sets for itself.
 READERS_LIFETIME_MAX: Final = timedelta(days=30)
-# The kinds of the safe points that the site itself holds.
+# The kinds of safe points that the site itself sets.
 SITE_KINDS: Final = frozenset({"feed", "generation", "publish", "subscription"})
 
-# The words for places to begin reading at, in the API and in Spark's options.
+# The words for positions at which reading begins, in the API and in Spark's options.
 FIRST_STARTS: Final = frozenset({"beginning", "earliest"})
 PRESENT_STARTS: Final = frozenset({"now", "end", "latest"})
 SNAPSHOT_START: Final = "snapshot"
@@ -56,15 +56,15 @@ class SafePoint(msgspec.Struct, frozen=True):
     version: Version
     expires_at_ms: int
     namespace: int | None = None
-    # The mark of the caller that set it.  None if an earlier release, without owners, set it.
+    # Identifies the caller that set it.  None if an earlier release, without owners, set it.
     owner: str | None = None
 
 
 class SafePoints:
     """The safe points of a site: named ones, which are stored, and those of this process's readers.
 
-    Garbage collection takes `lock` to raise the collected version: a safe point is either respected or
-    refused.  The lock is taken after the turn to write, never before.
+    Garbage collection holds `lock` while it raises the collected version, so a safe point is either respected
+    or refused.  The lock is taken after the write turn, never before.
     """
 
     def __init__(
@@ -109,7 +109,8 @@ class SafePoints:
             self._require_own(point)
             is_new = name not in self._named
             if is_new:
-                # Moving one lets garbage collection free space, also on a full disk.
+                # Moving an existing one is allowed on a full disk, because it lets garbage collection free
+                # space.
                 self.storage.require_wanted()
             self._require_kept(version, namespace)
             if is_new and len(self._named) >= SAFE_POINTS_MAX:
@@ -119,7 +120,7 @@ class SafePoints:
         return point
 
     def _require_own(self, point: SafePoint) -> None:
-        """Refuse to move the safe point of another owner, and to set more than one owner may have."""
+        """Refuse to move the safe point of another owner, and to exceed the owner's maximum number."""
         if point.owner == SITE_OWNER:
             return
         live = self.list()
@@ -140,7 +141,7 @@ class SafePoints:
             )
 
     def release(self, name: str, owner: str = SITE_OWNER) -> None:
-        """Release a named safe point; `SafePointNotFound` for that of another owner."""
+        """Release a named safe point.  Raises `SafePointNotFound`, also for one of another owner."""
         with self.storage.settled(), self.lock:
             known = [point.name for point in self.list() if owner in (SITE_OWNER, point.owner)]
             if name not in known:
@@ -151,7 +152,7 @@ class SafePoints:
 
     @contextmanager
     def reading(self, version: Version, namespace: int | None) -> Iterator[Callable[[Version], None]]:
-        """Keep a version while a reader of this process is at it; the result moves it on."""
+        """Hold a version for a reader of this process during the block.  Yields a function that moves it."""
         token = next(self._tokens)
         with self.lock:
             self._require_kept(version, namespace)
@@ -166,7 +167,7 @@ class SafePoints:
             self._readers.pop(token, None)
 
     def adopt(self, before: "SafePoints") -> None:
-        """Hold what readers of this process hold at the host that this one replaces."""
+        """Take over the holds of this process's readers from the host that this one replaces."""
         self._readers, self._tokens = before._readers, before._tokens
 
     def list(self) -> list[SafePoint]:
@@ -177,7 +178,7 @@ class SafePoints:
             return [point for point in points if point.expires_at_ms > now_ms]
 
     def lowest(self, namespace: int, version: Version) -> Version:
-        """The lower of a version and all that is held for a namespace.  Call with the lock held."""
+        """The minimum of a version and of all held versions of a namespace.  The caller holds the lock."""
         held = [point.version for point in self.list() if point.namespace in (None, namespace)]
         held += [at for at, scope in list(self._readers.values()) if scope in (None, namespace)]
         return min([version, *held])
@@ -226,10 +227,11 @@ def begin_reading(
     until: Version | None = None,
     created_at: Version = 0,
 ) -> Result:
-    """Begin to read behind the place that a start names; returns the result of `begin`, which holds it.
+    """Resolve a start to a position, and return the result of `begin`, which must hold that position.
 
-    A start at the present is retried if it was collected meanwhile; a snapshot is taken at `until` if that
-    comes first.  Any other start must not lie in the future (`require_past`), and is raised to `created_at`.
+    A start at the present is retried if it was collected meanwhile.  A snapshot is taken at `until` if that
+    is below the present.  Other starts must not be in the future (`require_past`), and are raised to
+    `created_at`.
     """
     if start == SNAPSHOT_START:
         end = VERSION_MAX if until is None else until
@@ -248,10 +250,10 @@ def begin_reading(
 
 
 def at_present(read_version: Callable[[], Present], hold: Callable[[Present], Result]) -> Result:
-    """Read the present version and hold it; returns the result of `hold`.
+    """Read the present version and return the result of `hold` for it.
 
-    Where no history is kept, garbage collection may come between the two calls.  A reader that named no
-    version then takes the next one.
+    Without retention, garbage collection may collect the version between the two calls.  Then this retries
+    with the next one.
     """
     for _ in range(_PRESENT_TRIES - 1):
         with suppress(VersionCollected):
@@ -260,7 +262,7 @@ def at_present(read_version: Callable[[], Present], hold: Callable[[Present], Re
 
 
 def is_readers_name(name: str) -> bool:
-    """Whether a name is one of a reader's safe point: it says what kind of reader it is.
+    """Whether a name is that of a reader's own safe point: it begins with a kind, but none of the site's.
 
     >>> [is_readers_name(name) for name in ("spark/5f2b9c7d", "nightly", "feed/indexer")]
     [True, False, False]
@@ -270,7 +272,7 @@ def is_readers_name(name: str) -> bool:
 
 
 def require_safe_point_name(name: str) -> None:
-    """Refuse a name that a caller cannot give a safe point: it is NAME, or KIND/NAME for a reader's."""
+    """Refuse a safe point's name unless it has the form NAME, or KIND/NAME for that of a reader."""
     for part in name.split("/", 1) if is_readers_name(name) else [name]:
         require_name(part, "safe point")
 

@@ -1,8 +1,8 @@
 """The keeper's administration of nodes: lists and removes them, and moves partitions between them.
 
-The owner of a partition is the only node that splits, merges or moves it, so the keeper asks the owner.  A
-move changes the owner in one write and moves no data.  The new owner is told at once; if it is not reached,
-it finds the partition with its next look at the map, within a second.
+Only the owner of a partition splits, merges or moves it, so the keeper calls the owner.  A move changes the
+owner in one write and moves no data.  The new owner is notified at once; if it cannot be reached, it finds
+the partition when it next reads the map, within a second.
 """
 
 import logging
@@ -24,21 +24,21 @@ from floodmark.partition.fencing import encode_number, load_keeper, load_number,
 from floodmark.partition.layout import PartitionRow
 from floodmark.partition.membership import SharedNode, drained_nodes, load_beats
 
-# Rebalancing by itself leaves a difference alone that is at most so many times the mean, and moves one
-# partition at a time: what the move has changed is measured before the next.
+# Automatic rebalancing tolerates a difference of this many times the mean.  It moves one partition at a time,
+# so that the effect of each move is measured before the next one.
 TOLERATED: Final = 0.5
 
 _log = logging.getLogger("floodmark.site")
 
 
 class AskPeer(Protocol):
-    """The port of a node to the others, wherever it is.  Raises Unreachable if its URL is not known."""
+    """Returns the port of a node for calls of other nodes.  Raises Unreachable if its URL is unknown."""
 
     def __call__(self, node: int) -> PeerPort: ...
 
 
 class OneProcess(LocalPort):
-    """The nodes of a site that one process serves: there are none."""
+    """The port to nodes of a site that one process serves: it has none."""
 
     def nodes(self) -> list[NodeStatistics]:
         return []
@@ -64,7 +64,7 @@ def _one_process() -> InvalidOption:
 
 
 class NodePartitions(LocalPartitions):
-    """The port to partitions of a site of several nodes: their owners answer."""
+    """The port to partitions of a site with several nodes.  It calls the owners of the partitions."""
 
     def __init__(self, site: SiteParts, ask: AskPeer) -> None:
         super().__init__(site)
@@ -77,7 +77,7 @@ class NodePartitions(LocalPartitions):
         return self._of_owners(lambda port: port.peer_heat(), super().heat())
 
     def _of_owners(self, ask: Callable[[PeerPort], Sequence[Any]], known: Sequence[Any]) -> list[Any]:
-        """The figures of all partitions, those of other nodes as their owners count them."""
+        """The counters of all partitions, as their owners report them."""
         told: dict[int, Any] = {}
         for owner in {row.node for row in self._node.rows}:
             with suppress(FloodmarkError):
@@ -123,7 +123,7 @@ class NodeAdministration(LocalPort):
         engine, keeper = self._shared.engine, load_keeper(self._shared.engine)
         seen = self._shared.membership.living()
         living, drained = {self._shared.number, *seen}, drained_nodes(engine)
-        # As this node has seen them: it moves partitions by them.
+        # Beats that this node has seen take precedence, because it plans moves by them.
         beats = {**load_beats(engine), **seen}
         return [
             NodeStatistics(
@@ -147,7 +147,7 @@ class NodeAdministration(LocalPort):
         return self._move(self._row(partition), node)
 
     def rebalance(self, by: Balance, moves_max: int | None = None, tolerated: float = 0.0) -> list[Move]:
-        """Even out the nodes; moves that were made before an error stay made."""
+        """Balance the nodes and return the moves.  Moves made before an error are not undone."""
         targets = self._targets()
         owners = {row.id: row.node for row in self._node.rows}
         loads = dict.fromkeys(owners, 1.0)
@@ -157,14 +157,14 @@ class NodeAdministration(LocalPort):
         return [self._moved(move) for move in moves]
 
     def rebalance_if_quiet(self) -> list[Move]:
-        """At most one move, by load, if no node is lost and the nodes differ by much."""
+        """Make at most one move, by load, if all nodes are alive and their loads differ widely."""
         living = {self._shared.number, *self._shared.membership.living()}
         if not {row.node for row in self._node.rows} <= living:
             return []
         return self.rebalance(Balance.LOAD, moves_max=1, tolerated=TOLERATED)
 
     def drain(self, node: int) -> list[Move]:
-        """Mark the node first: neither a takeover nor `rebalance` gives it partitions from then on."""
+        """Mark the node as drained, so that no takeover or `rebalance` gives it partitions, then empty it."""
         if node not in load_beats(self._shared.engine):
             raise _unknown(node)
         targets = [each for each in self._targets() if each != node]
@@ -188,7 +188,7 @@ class NodeAdministration(LocalPort):
             raise InvalidOption(f"node {node} beats; drain it and stop it first")
         if any(row.node == node for row in self._node.rows):
             raise InvalidOption(f"node {node} still owns partitions; other nodes take them over in seconds")
-        # Its fence and its ceiling stay: they never go back.
+        # Its fence and its ceiling are kept, because they must never go back.
         self._store([(META, numbered(BEAT, node), None), (META, numbered(DRAINED, node), None)])
 
     def _store(self, rows: Sequence[WriteRow]) -> None:
@@ -196,7 +196,7 @@ class NodeAdministration(LocalPort):
             self._node.storage.store(rows)
 
     def _targets(self) -> list[int]:
-        """The nodes that live, can be reached and are not drained."""
+        """The nodes that are alive, reachable and not drained."""
         membership, drained = self._shared.membership, drained_nodes(self._shared.engine)
         urls = {node: beat.url for node, beat in membership.living().items()}
         urls[self._shared.number] = self._shared.url

@@ -1,8 +1,9 @@
-"""Calls of a node to the other nodes of its site: for their versions, and for the work of the whole site.
+"""Calls of a node to the other nodes of its site: for their versions, and for tasks of the whole site.
 
-**Promises.**  A resolved version of a partition is a promise that stays true for ever.  So an owner that
-gives no answer keeps its last one and holds the site's back, and an old map is safe: a partition that was
-replaced stands still.  One without a promise stands below the beginning of its log.
+**Promises.**  A partition's resolved version is a promise that stays true for ever.  So if an owner does not
+answer, its last promise is used, which holds back the site's resolved version.  An old map is safe, too: the
+promise of a replaced partition does not move any more.  A partition without a promise counts as resolved to
+just below the beginning of its log.
 """
 
 import logging
@@ -35,9 +36,9 @@ from floodmark.wire.messages import Method
 REWIND_GENERATION: Final[Method[Rewound]] = port_methods(GenerationPort, "administration")[
     "administration.rewind_generation"
 ]
-# How long a node that gave no answer is not asked again.
+# How long a node that did not answer is not called again.
 SILENT_MS: Final = 1_000
-# A version that is read may be ahead of the clock of a partition's owner by 250 ms; clocks differ by less.
+# A read version may be ahead of the clock of a partition's owner by 250 ms; clocks differ by less.
 AHEAD_MS_MAX: Final = 100
 
 _log = logging.getLogger("floodmark.site")
@@ -46,7 +47,7 @@ Result = TypeVar("Result")
 
 
 class _Asked:
-    """The last answer of a node, and the ticket with which it was asked for."""
+    """The last answer of a node, and the ticket of its request."""
 
     def __init__(self) -> None:
         self.lock = Lock()
@@ -69,11 +70,11 @@ class OtherNodes:
         self._announced: Version = 0
         self._changes: dict[int, int] = {}
         self._maps = NodeMaps(shared, peers, quick=True)
-        # Until when a place that gave no answer is not asked for the fate of a batch.
+        # By place, the time until which it is not asked for the outcome of a batch, after it did not answer.
         self._silent_until_ms: dict[str, int] = {}
 
     def resolved_version(self) -> Version:
-        """Every change at or below this is durable and published at its owner, and none will be added."""
+        """The resolved version of the site: the minimum over all partitions, as their owners report it."""
         node = self._shared.node
         rows, logs = node.rows, node.logs
         owners = {row.node for row in rows if row.node != self._shared.number}
@@ -82,7 +83,7 @@ class OtherNodes:
         opened = {log.id: log.opened_at for log in logs}
         with self._lock:
             told = {partition: version for answer in answers for partition, version in answer.items()}
-            # Of partitions that are gone, nothing needs to be known.
+            # Drop the versions of partitions that no longer exist.
             self._promises = {
                 row.id: max(
                     told.get(row.id, 0), self._promises.get(row.id, max(0, opened.get(row.log, 0) - 1))
@@ -93,7 +94,7 @@ class OtherNodes:
             is_stale = len(answers) == len(owners) + 1 and any(row.id not in told for row in rows)
             resolved = self._announced
         if is_stale:
-            # An owner that answered does not know a partition: it was moved, split or merged.
+            # An owner that answered does not have a partition: it was moved, split or merged.
             node.refresh()
         return resolved
 
@@ -106,9 +107,9 @@ class OtherNodes:
         return self._changes != before
 
     def read_version(self) -> Version:
-        """The version at which a reader sees every acknowledged write.
+        """A version at which a reader sees every acknowledged write.
 
-        A node that cannot be asked has written nothing above its ceiling.
+        For a node that does not answer, its ceiling is used: it has written nothing above that.
         """
         version = self._shared.node.committer.read_version()
         for key, stored in read_metadata(self._shared.engine, CEILING):
@@ -120,21 +121,21 @@ class OtherNodes:
         return version
 
     def _let_time_pass(self, until_ms: int) -> None:
-        """Wait as long as it takes to a time."""
+        """Wait until a time."""
         left_ms = until_ms - self._shared.clock.time_source()
         if left_ms > 0:
             Event().wait(left_ms / 1_000)
 
     def call_all(self, method: Method[Any], *args: object) -> None:
-        """Call all other nodes that live."""
+        """Call a method at all other nodes that are alive."""
         for node in self._shared.membership.living():
             if node in self._peers.urls:
                 self._peers.at(node).call(method, *args)
 
     def _ask(self, node: int) -> PeerVersions | None:
-        """The versions of another node, asked for after this call began; None if it gives no answer.
+        """The versions of another node, requested after this call began; None if it does not answer.
 
-        Of many threads that ask at once, one asks for all that wait.
+        If several threads ask at once, one request serves all that wait.
         """
         asked = self._asked.setdefault(node, _Asked())
         arrived = next(self._tickets)
@@ -157,7 +158,7 @@ class OtherNodes:
         finally:
             asked.lock.release()
 
-    # What the work of the whole site asks (`SiteNodes`)
+    # Tasks of the whole site (`SiteNodes`)
 
     def require_keeper(self) -> None:
         self._shared.engine.require_keeper()
@@ -176,14 +177,14 @@ class OtherNodes:
             if node != shared.number:
                 version = max(version, self._settle(node))
         committer.swaps.learn(version)
-        # So that all resolve it soon; one that cannot be asked now does when its clock has passed it.
+        # So that all nodes resolve it soon.  A node that cannot be reached does so later, by its clock.
         with suppress(FloodmarkError):
             self.call_all(PASS_PEER_VERSION, version)
         self._let_time_pass(physical_ms(highest_ceiling(shared.engine)) - BOUND_LEAD_MS)
         return version
 
     def _settle(self, node: int) -> Version:
-        """A version above all that another node has written: its ceiling, if it answers no reads any more."""
+        """A version above all writes of another node; its ceiling, if the node answers no reads any more."""
         backoff = takeover_backoff()
         while node in self._shared.membership.living():
             try:
@@ -202,7 +203,7 @@ class OtherNodes:
 
     def renew_publication(self, namespace: str, generation: int) -> None:
         keeper = self._peers.at(self._require_keeper_node())
-        # It holds what the publication needs, and has less left to copy in the end.
+        # The keeper then keeps the changes that the publication needs, and has less left to copy at the end.
         keeper.call(REWIND_GENERATION, namespace, generation)
 
     def held_version(self, namespace: int) -> Version:
@@ -223,11 +224,11 @@ class OtherNodes:
         return ask_fate(self._call_quickly, batch, siblings)
 
     def forget(self) -> None:
-        """Forget the outcomes of old batches at this node."""
+        """Delete the outcomes of old batches at this node."""
         forget_ended(self._shared.node, self._maps, self._call_quickly)
 
     def _call_quickly(self, key: bytes, operation: Callable[[Partition], Result]) -> Result:
-        """Call the partition of a key once."""
+        """Call the partition of a key, without retries."""
         partition, now_ms = self._maps.map.route(key), self._elapsed_source()
         if now_ms < self._silent_until_ms.get(partition.place, now_ms):
             raise Unreachable(f"{partition.place} gave no answer a moment ago; try again")
@@ -242,7 +243,7 @@ class OtherNodes:
 
 
 class NodeVersions(LocalVersions):
-    """The port to versions of a site of several nodes."""
+    """The port to versions of a site with several nodes."""
 
     def __init__(self, parts: SiteParts, others: OtherNodes) -> None:
         super().__init__(parts)

@@ -17,17 +17,17 @@ HEARTBEAT_SECONDS: Final = 1.0
 CLOSE_SECONDS_MAX: Final = 60.0
 CLOCK_AHEAD_MS_MAX: Final = 1_000
 FORGET_EVERY_MS: Final = 60_000
-# A page takes a few milliseconds; resting longer than that leaves the machine to its users.
+# A page takes a few milliseconds; a longer pause leaves most of the machine to users.
 COLLECT_PAUSE_SECONDS: Final = 0.01
 
-# Collects garbage; calls its argument between pages, and ends if that returns False.
+# Collects garbage.  It calls its argument between pages, and ends if that returns False.
 Collect: TypeAlias = Callable[[Callable[[], bool]], object]
 
 _log = logging.getLogger("floodmark.site")
 
 
 class Background:
-    """A thread that ticks until it is stopped.  A failed tick is reported, and tried again."""
+    """A thread that ticks until it is stopped.  A failed tick is logged and retried."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Background:
         self._thread = Thread(target=self._run, name="floodmark-background", daemon=True)
 
     def start(self) -> None:
-        """Begin to tick."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -60,7 +60,7 @@ class Background:
             self._thread.join(CLOSE_SECONDS_MAX)
 
     def watch_disk(self) -> bool:
-        """Refuse writes while the disk is nearly full; whether it is.  Reads go on."""
+        """Refuse writes, but not reads, while the disk is nearly full; return whether it is."""
         if self._disk is None:
             return False
         free = shutil.disk_usage(self._disk).free
@@ -82,7 +82,7 @@ class Background:
                 self.error = str(error)
                 _log.warning("the site's background work failed and is tried again: %s", error)
             except Exception as error:
-                # A bug must not end the heartbeats for good: it is shown, and the next tick tries again.
+                # A bug must not end the heartbeats for good: it is logged, and the next tick retries.
                 self.error = repr(error)
                 _log.exception("the site's background work failed unexpectedly")
 
@@ -90,7 +90,7 @@ class Background:
         full = self.watch_disk()
         self._watch_clock()
         self._node.sample_heat()
-        # Before the heartbeat, which waits for the round at work.
+        # Before the heartbeat, which waits for the current commit round.
         self._node.holds.look()
         if not full:
             self._node.heartbeat()
@@ -102,7 +102,7 @@ class Background:
             self._collect(self._may_go_on)
 
     def _forget(self) -> None:
-        """Forget the outcomes of old commits now and then; nodes of several do it together."""
+        """Delete the outcomes of old commits at intervals; several nodes do so together."""
         now_ms = self._node.clock.time_source()
         if not self._node.number and now_ms - self._forgot_at_ms >= FORGET_EVERY_MS:
             self._forgot_at_ms = now_ms
@@ -119,5 +119,5 @@ class Background:
         self._clock_warned = ahead_ms > CLOCK_AHEAD_MS_MAX
 
     def _may_go_on(self) -> bool:
-        # A moment for the writers between two pages, and a chance to stop.
+        # A pause between two pages, for the writers and to notice a stop.
         return not self._stopping.wait(COLLECT_PAUSE_SECONDS)

@@ -1,8 +1,8 @@
-"""Which partition goes to which node, and where a busy partition is cut.  Pure decisions.
+"""Plans moves of partitions between nodes, and chooses where to split a busy partition.  Pure functions.
 
-A plan moves one partition at a time from the node with the most load to the one with the least, and only if
-that brings the two closer together.  So a plan ends, never makes the busiest node busier, and moves nothing
-where one hot partition is the whole load of a node: that one is split first.
+A plan moves one partition at a time from the node with the highest load to the one with the lowest, and only
+if that reduces the difference.  So a plan ends, never makes the busiest node busier, and moves nothing if a
+single hot partition is the whole load of a node: that one must be split first.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from itertools import accumulate
 
 @dataclass(frozen=True, kw_only=True)
 class Move:
-    """A partition that is to get another owner."""
+    """A planned change of the owner of a partition."""
 
     partition: int
     source: int
@@ -28,11 +28,11 @@ def plan_moves(
     tolerated: float = 0.0,
     moves_max: int | None = None,
 ) -> list[Move]:
-    """The moves that even out the load of nodes, at most `moves_max`.
+    """The moves that balance the load of nodes, at most `moves_max`.
 
-    `owners` has the node of each partition, `loads` its load, and `nodes` those that may own partitions.
-    What other nodes own is moved away first, whatever it costs.  A difference between the busiest and the
-    idlest node of at most `tolerated` times the mean is left alone.
+    `owners` has the node of each partition, `loads` its load, and `nodes` the nodes that may own partitions.
+    Partitions of other nodes are moved away first, even if that does not improve the balance.  A difference
+    between the busiest and the idlest node of at most `tolerated` times the mean is tolerated.
 
     >>> plan_moves({1: 1, 2: 1, 3: 1}, {1: 5, 2: 3, 3: 2}, [1, 2])
     [Move(partition=1, source=1, target=2)]
@@ -59,7 +59,7 @@ def plan_moves(
         ]
         if difference <= slack or not fitting:
             break
-        # The one that comes closest to half of the difference.
+        # The partition whose load is closest to half of the difference.
         best = min(fitting, key=lambda each: (abs(difference / 2 - loads[each]), each))
         _move(moves, now, sums, best, idlest, loads)
     return moves
@@ -82,7 +82,7 @@ def _move(
 
 
 def halving_key(keys: Sequence[bytes]) -> bytes | None:
-    """The key before which half of some writes lie, as nearly as may be; None if all went to one key.
+    """The key that divides the written keys into halves, as nearly as possible; None if all are the same key.
 
     >>> halving_key([b"a", b"b", b"b", b"c"]), halving_key([b"a", b"a"])
     (b'b', None)

@@ -35,11 +35,11 @@ _NEXT_ID: Final = b"next-namespace"
 
 @dataclass(frozen=True, kw_only=True)
 class NamespaceSettings:
-    """How a namespace treats its records.
+    """The settings of a namespace.
 
-    `merge` says how writes of several sites to one key become one: "last_write", "fields" or "counter".
-    `ttl` is the time to live of writes that name none; `retention` is how long old versions and
-    changes are kept at least.
+    `merge` is the merge policy for writes of several sites to one key: "last_write", "fields" or "counter".
+    `ttl` is the default time to live of writes.  `retention` is how long old versions and changes are kept at
+    least.
     """
 
     merge: str = LAST_WRITE
@@ -70,7 +70,7 @@ KEPT_GENERATIONS: Final = 1
 
 
 class GenerationState(StrEnum):
-    """Whether the records of a generation are read."""
+    """The state of a generation for readers."""
 
     LOADING = "loading"
     CURRENT = "current"
@@ -82,10 +82,10 @@ class GenerationState(StrEnum):
 class GenerationRow(msgspec.Struct, frozen=True, kw_only=True):
     """One generation of a namespace: its number, and the physical id of its records.
 
-    It holds the data set as of `base`, which was loaded, and the changes above `base` up to `position`, which
-    were replayed.  It is read from version `since` on, and below `until`.  The rows of the data set have the
-    stamp of the base at site `origin`; that is 0 if they keep those that they had, as in a rollback.  Once it
-    has `joined`, it gets all writes, before it is read.
+    It holds the loaded data set as of `base`, and the replayed changes above `base` up to `position`.
+    Readers see it from version `since` on, and below `until`.  The rows of the data set have the stamp
+    (`base`, `origin`); an `origin` of 0 means that they keep their stamps, as in a rollback.  Once it has
+    `joined`, it gets all writes, although it is not read yet.
     """
 
     number: int
@@ -99,31 +99,31 @@ class GenerationRow(msgspec.Struct, frozen=True, kw_only=True):
     replayed: int = 0
     joined: bool = False
     origin: int = 0
-    # Of a rollback: the number of the generation whose records it took.
+    # For a rollback, the number of the generation whose records it took.
     source: int | None = None
 
     @property
     def state(self) -> GenerationState:
-        """What it is for readers."""
+        """The state of the generation for readers."""
         if self.since is None:
             return GenerationState.LOADING if self.until is None else GenerationState.ENDED
         return GenerationState.CURRENT if self.until is None else GenerationState.KEPT
 
     @property
     def stamp(self) -> bytes:
-        """The stamp of the rows of the data set: sites at which it is the same hold the same data set."""
+        """The stamp of the data set's rows.  Sites with the same stamp hold the same data set."""
         return encode_stamp(self.base, self.origin) if self.origin else NO_STAMP
 
 
 class Rewound(msgspec.Struct, frozen=True):
-    """How many changes a call has copied into a generation, and how far that is behind the present."""
+    """The number of changes that a call has copied into a generation, and how far that lags behind now."""
 
     replayed: int
     behind_ms: int
 
 
 class NamespaceRow(msgspec.Struct):
-    """A namespace as stored.  Its id is never used again, so a name that returns is a new set.
+    """A namespace as stored.  Its id is never reused: one created again with the same name has another id.
 
     `generations` is empty until a data set is published.
     """
@@ -139,12 +139,12 @@ class NamespaceRow(msgspec.Struct):
 
     @property
     def present(self) -> GenerationRow:
-        """The generation that is read now; the first if no data set was published."""
+        """The generation that is read now; the first one if no data set was published."""
         found = [each for each in self.generations if each.state is GenerationState.CURRENT]
         return found[0] if found else GenerationRow(number=1, id=self.id, base=0, since=self.created_at)
 
     def at(self, version: Version) -> GenerationRow:
-        """The generation that readers as of a version find."""
+        """The generation that readers as of a version read."""
         found = [each for each in self.generations if each.since is not None and each.since <= version]
         return found[-1] if found else self.present
 
@@ -154,7 +154,7 @@ class NamespaceRow(msgspec.Struct):
         return next((each for each in self.generations if each.state is GenerationState.LOADING), None)
 
     def earlier(self, number: int | None) -> GenerationRow:
-        """The generation of a number to which the namespace can go back; by default the last one."""
+        """The earlier generation with this number, for a rollback; by default the one before the present."""
         kept = [each for each in self.generations if each.state is GenerationState.KEPT]
         found = next((each for each in reversed(kept) if number in (None, each.number)), None)
         if found is None:
@@ -171,7 +171,7 @@ class NamespaceRow(msgspec.Struct):
         """The first swap above a position."""
         bases = accumulate((each.base for each in self.generations), max)
         swaps = [
-            # The number keeps data sets of one base apart.
+            # The number distinguishes data sets with the same base.
             Swap(each.since, self.id, base + each.number, each.origin)
             for each, base in [*zip(self.generations, bases, strict=True)][1:]
             if each.since is not None
@@ -179,13 +179,13 @@ class NamespaceRow(msgspec.Struct):
         return min((swap for swap in swaps if swap.version > position), default=None)
 
     def adopt(self, other: "NamespaceRow") -> None:
-        """Take over what can change of a namespace."""
+        """Copy the attributes that can change from another row of the namespace."""
         self.apply(other.settings)
         self.dropped_at, self.generations = other.dropped_at, other.generations
 
     @property
     def settings(self) -> NamespaceSettings:
-        """The settings in the form that users give them."""
+        """The settings in the form in which users pass them."""
         return NamespaceSettings(
             merge=self.merge,
             ttl=None if self.ttl_ms is None else timedelta(milliseconds=self.ttl_ms),
@@ -193,7 +193,7 @@ class NamespaceRow(msgspec.Struct):
         )
 
     def apply(self, settings: NamespaceSettings) -> None:
-        """Take over changed settings."""
+        """Set the attributes from changed settings."""
         self.merge = settings.merge
         self.ttl_ms = None if settings.ttl is None else _milliseconds(settings.ttl)
         self.retention_ms = _milliseconds(settings.retention)
@@ -205,7 +205,7 @@ def load_namespaces(engine: Engine) -> list[NamespaceRow]:
 
 
 def generations_of(rows: Iterable[NamespaceRow]) -> tuple[dict[bytes, list[Since]], list[bytes]]:
-    """What an engine shows of some namespaces: those that are read or written, and the ids of all."""
+    """By namespace, the generations that an engine reads or writes; and the physical ids that it hides."""
     hidden: list[bytes] = []
     table: dict[bytes, list[Since]] = {}
     for row in rows:
@@ -240,7 +240,7 @@ class Catalog:
         storage.on_recovery.append(self.load)
 
     def load(self) -> None:
-        """Load the namespaces, which the keeper may have changed.  Call it in the turn."""
+        """Load the namespaces, which the keeper may have changed.  The caller holds the write turn."""
         stored_rows = {row.id: row for row in load_namespaces(self._storage.engine)}
         for namespace, row in stored_rows.items():
             held = self._rows.setdefault(namespace, row)
@@ -249,7 +249,7 @@ class Catalog:
                 self._storage.drop(encode_namespace(namespace))
         for namespace in self._rows.keys() - stored_rows.keys():
             del self._rows[namespace]
-            # Ids are not used again, so a namespace that is gone was dropped.
+            # Ids are never reused, so a namespace that is missing was dropped.
             self._storage.drop(encode_namespace(namespace))
         self._tell_policies()
         self._show_generations()
@@ -260,7 +260,7 @@ class Catalog:
         """Add a namespace."""
         require_name(name, "namespace")
         if not name.strip("."):
-            # Exports and backups make a directory of the name.
+            # Exports and backups use the name for a directory.
             raise InvalidName(f"{name!r} cannot name a namespace: use other characters than dots")
         with self._storage.settled():
             self._storage.require_wanted()
@@ -299,7 +299,7 @@ class Catalog:
         return row
 
     def update(self, name: str, change: Callable[[NamespaceSettings], NamespaceSettings]) -> None:
-        """Change the settings of a namespace as they are when it is done."""
+        """Apply `change` to the present settings of a namespace, and store the result."""
         with self._storage.settled():
             self._storage.require_wanted()
             row = self.get(name)
@@ -310,7 +310,7 @@ class Catalog:
             row.apply(settings)
 
     def drop(self, name: str) -> None:
-        """Hide a namespace at once; its data goes when garbage collection has passed the drop."""
+        """Drop a namespace.  Its data is removed when garbage collection has passed the drop."""
         with self._storage.settled():
             row = self.get(name)
             dropped = msgspec.structs.replace(row, dropped_at=self._now())
@@ -361,7 +361,7 @@ class Catalog:
         self.set_generations(row, with_changes(row, number, **changes))
 
     def show(self, row: NamespaceRow, generations: list[GenerationRow]) -> None:
-        """Let readers find the generations of a namespace that are stored.  The caller holds the turn."""
+        """Make the stored generations of a namespace visible to readers.  The caller holds the write turn."""
         row.generations = generations
         self._show_generations()
 
@@ -371,7 +371,7 @@ class Catalog:
             engine.show(*generations_of(self._rows.values()))
 
     def forget(self, namespace: int) -> None:
-        """Remove the last trace of a dropped namespace whose data is gone.  Its id stays used."""
+        """Delete the row of a dropped namespace whose data is gone.  Its id is not reused."""
         with self._storage.settled():
             self._storage.store([(META, _key(namespace), None)])
             self._rows.pop(namespace, None)
@@ -379,7 +379,7 @@ class Catalog:
             self._show_generations()
 
     def _tell_policies(self) -> None:
-        """Tell the entrance which records each namespace takes, by its merge policy."""
+        """Set the merge policy of each namespace, by which the entrance checks records."""
         policies = {encode_namespace(row.id): row.merge for row in self._rows.values()}
         self._storage.entrance.set_policies(policies)
 
@@ -403,12 +403,12 @@ class Catalog:
         return [row.id for row in list(self._rows.values()) if row.dropped_at is None]
 
     def is_live(self, namespace: int) -> bool:
-        """Whether a namespace is there and was not dropped."""
+        """Whether a namespace exists and was not dropped."""
         row = self._rows.get(namespace)
         return row is not None and row.dropped_at is None
 
     def name_of(self, namespace: int) -> str | None:
-        """The name of a namespace by its id; None if it is not there, or was dropped."""
+        """The name of the namespace with an id; None if it does not exist or was dropped."""
         row = self._rows.get(namespace)
         return None if row is None or row.dropped_at is not None else row.name
 
@@ -433,7 +433,7 @@ def stored(row: NamespaceRow) -> WriteRow:
 
 
 def _milliseconds(duration: timedelta) -> int:
-    """Rounded up: what lives for less than a millisecond still lives."""
+    """A duration in milliseconds, rounded up, so that a positive one is never 0."""
     return -(duration // -timedelta(milliseconds=1))
 
 

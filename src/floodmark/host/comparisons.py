@@ -1,7 +1,7 @@
-"""What comparisons of this site with others have found, as the jobs that compare tell it.
+"""The results of comparisons of this site with others, as the comparing jobs report them.
 
-The last whole comparison is stored, so that "never compared" is told from "compared before the restart".
-The progress of a running one, and passes over changed keys alone, are kept in memory.
+The last whole comparison is stored, to distinguish "never compared" from "compared before the restart".  The
+progress of a running comparison, and passes over changed keys only, are kept in memory.
 """
 
 from typing import Final
@@ -13,17 +13,17 @@ from floodmark.model.limits import REPORTED_CHARACTERS_MAX
 from floodmark.partition import META, Storage, load_metadata
 
 REPORTED_MAX: Final = 20
-# A job that has told nothing for so long was killed.
+# A job that has not reported for this long is considered dead.
 RUNNING_MS_MAX: Final = 60_000
 
 _ROW: Final = b"comparison"
 
 
 class ComparisonNote(msgspec.Struct, frozen=True, kw_only=True):
-    """A comparison of sites: without `outcome` it runs still.
+    """A report about a comparison of sites; without `outcome` it is still running.
 
-    `done` of `total` steps are finished.  The numbers are of keys; `sample` names the first that differ, and
-    `doubts` say what could not be compared.
+    `done` of `total` steps are finished.  The numbers count keys; `sample` has the first keys that differ,
+    and `doubts` the reasons why something could not be compared.
     """
 
     sites: list[str]
@@ -41,7 +41,7 @@ class ComparisonNote(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
 
     def cut(self) -> "ComparisonNote":
-        """The same with no more text than a site keeps."""
+        """The same report with its texts shortened to what a site keeps."""
         lists = {
             name: [each[:REPORTED_CHARACTERS_MAX] for each in getattr(self, name)[:REPORTED_MAX]]
             for name in ("sites", "namespaces", "sample", "doubts")
@@ -50,7 +50,7 @@ class ComparisonNote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToldComparison(msgspec.Struct, frozen=True):
-    """A comparison, and the site's time when it told of itself."""
+    """A report about a comparison, and the site's time when it arrived."""
 
     at_ms: int
     report: ComparisonNote
@@ -71,7 +71,7 @@ class Comparisons:
         self._whole = next(iter(load_metadata(self._storage.engine, _ROW, ToldComparison)), None)
 
     def note(self, report: ComparisonNote, now_ms: int) -> None:
-        """Take in what a comparison tells of itself."""
+        """Keep the report of a comparison, and store it if it is about a whole one."""
         told = ToldComparison(now_ms, report.cut())
         if report.outcome is None:
             self._running = told
@@ -83,7 +83,7 @@ class Comparisons:
             self._whole = told
 
     def whole(self) -> ToldComparison | None:
-        """The last comparison of everything."""
+        """The last comparison of all keys."""
         return self._whole
 
     def last(self) -> ToldComparison | None:
@@ -91,6 +91,6 @@ class Comparisons:
         return self._last or self._whole
 
     def running(self, now_ms: int) -> ToldComparison | None:
-        """The one that runs now."""
+        """The comparison that is running, or None."""
         running = self._running
         return None if running is None or now_ms - running.at_ms > RUNNING_MS_MAX else running

@@ -3,13 +3,14 @@
 When a site is opened, decided transactions are carried out, and those that no caller can still commit are
 aborted (`transaction/book.py`), so that the resolved version waits for no deadline.
 
-**Of several nodes** the keeper has the coordinators; a partition of another node prepares, commits and aborts
-by calls to its owner, and an owner that meets a prepared write asks the keeper for its fate.  All logs are
-guarded by the keeper's key, so a node that keeps no more decides nothing.  The next keeper recovers the logs
-after it has the lease, as after a restart: a commit in the log is carried out, others are aborted.
+**With several nodes** the keeper runs the coordinators.  It prepares, commits and aborts in a partition of
+another node by calls to its owner, and an owner that finds a prepared write asks the keeper for its outcome.
+All logs are guarded by the keeper's key, so a former keeper decides nothing.  The next keeper recovers the
+logs after it has acquired the lease, as after a restart: a commit in the log is carried out, other
+transactions are aborted.
 
-A keeper that knows nothing of a transaction answers ABORT only if it still holds the lease *after* it has
-looked: else the next keeper may have begun that transaction, and may commit it.
+A keeper that does not know a transaction answers ABORT only if it still holds the lease *after* the lookup:
+otherwise the next keeper may have begun that transaction, and may commit it.
 """
 
 from bisect import bisect_left
@@ -74,12 +75,12 @@ from floodmark.transaction import TransactionCoordinator
 from floodmark.transaction.book import NOT_NOW
 from floodmark.transaction.coordinator import start_sweeping
 
-# How many hexadecimal digits keep others from guessing the id of a transaction.
+# The number of random hexadecimal digits in the id of a transaction, which make it hard to guess.
 _SECRET_DIGITS: Final = 12
 
 
 class SiteParticipants:
-    """The way to the partitions of all nodes, and to the subscriptions."""
+    """Calls participants of transactions: partitions of all nodes, and subscriptions."""
 
     def __init__(self, router: Router, subscriptions: LocalSubscriptionStore) -> None:
         self._router = router
@@ -104,9 +105,9 @@ class SiteParticipants:
 
 
 class LocalTransactions:
-    """Has the coordinators of a site.  Safe to use from many threads.
+    """The port to transactions, with the coordinators of a site.  Safe to use from many threads.
 
-    At a node that does not keep the site there is none: it only asks the keeper for fates.
+    A node that does not keep the site has no coordinators: it only asks the keeper for outcomes.
     """
 
     def __init__(
@@ -130,8 +131,8 @@ class LocalTransactions:
         self._participants = SiteParticipants(router, subscriptions)
         # Whether each coordinator has a thread that sweeps.
         self._is_started = False
-        # Held while a coordinator is opened.  Open ones stand in a dict that never changes, but is
-        # replaced, so that lookups never wait.
+        # Held while a coordinator is opened.  The dict of open ones is replaced, never changed, so that
+        # lookups need no lock.
         self._lock = Lock()
         self._closed = False
         self.coordinators: Mapping[int, TransactionCoordinator] = {}
@@ -150,13 +151,13 @@ class LocalTransactions:
             self.sweep()
 
     def start(self) -> None:
-        """Let each coordinator have a thread that sweeps, from now on."""
+        """Start the sweeping threads of the coordinators, those of coordinators opened later included."""
         with self._lock:
             self._is_started = True
             for coordinator in self.coordinators.values():
                 self._threads.append(start_sweeping(coordinator))
 
-    # What transactions do
+    # Calls of transactions
 
     def begin(self, timeout: timedelta, coordinator: int, owner: str = "") -> str:
         if not 0 <= coordinator < COORDINATORS_MAX:
@@ -192,7 +193,8 @@ class LocalTransactions:
         try:
             if is_batch := len(rows) > 1:
                 _require_one_commit(self._router, rows)
-            # First the writes, which lock their keys; then a version above them; then the reads, up to it.
+            # First prepare the writes, which locks their keys; then get a version above; then validate the
+            # reads.
             first, last = _split_appends(self._router, rows)
             since = 0 if reads is None else reads.since
             version = self._prepare(coordinator, transaction, first, since, batch=is_batch)
@@ -204,10 +206,10 @@ class LocalTransactions:
             if reads is not None:
                 self._router.validate(transaction, reads, version)
         except TransactionEnded:
-            # Perhaps by the same commit, sent before, whose answer was not waited for.
+            # Perhaps by an earlier request for the same commit, whose answer was lost.
             return coordinator.commit(transaction, self._node.committer.now(), wrote=bool(rows))
         except FloodmarkError as error:
-            # A caller that misses this error and commits once more learns the reason.
+            # The reason is stored for a caller that does not get this error and commits again.
             why = "it cannot commit: " if isinstance(error, Terminal) else NOT_NOW
             with suppress(FloodmarkError):
                 coordinator.abort(transaction, f"{why}{error}")
@@ -226,15 +228,15 @@ class LocalTransactions:
         *,
         batch: bool,
     ) -> Version:
-        """Prepare writes at their partitions; the version at which they can be committed, above `since`.
+        """Prepare writes at their partitions; return a version above `since` at which they can be committed.
 
-        A partition in which something is prepared is not split or merged before that has ended.
+        A partition with prepared writes is not split or merged until these have ended.
         """
         keys, appends = sorted(rows), any_append([*rows.values()])
         groups = [place for _, place in self._router.maps.map.group(keys)]
 
         def prepare(place: slice, *, waits: bool = True) -> Version:
-            """Prepare the writes to the partitions of some keys, which may have been split or merged."""
+            """Prepare the writes to a slice of the keys, whose partitions may have been split or merged."""
             done, highest = place.start, 0
             while done < place.stop:
                 first = keys[done]
@@ -256,8 +258,7 @@ class LocalTransactions:
             try:
                 versions = self._router.calls.all([partial(prepare, place, waits=False) for place in groups])
             except Retryable:
-                # Transactions wait for locks only while they take them in order, so that no two wait for each
-                # other.
+                # Transactions wait for locks only while they take them in key order, so there is no deadlock.
                 parts = [_participant(keys[place.start]) for place in groups]
                 self._router.calls.all(
                     [partial(self._participants.abort, part, transaction) for part in parts]
@@ -275,7 +276,7 @@ class LocalTransactions:
         try:
             coordinator = self._coordinator_of(transaction)
             if coordinator.show(transaction).state is TransactionState.OPEN:
-                # It may be decided meanwhile.
+                # The transaction may have been decided meanwhile.
                 with suppress(TransactionEnded, PartlyDone):
                     coordinator.abort(transaction, "its outcome was asked for")
             shown = coordinator.show(transaction)
@@ -290,41 +291,42 @@ class LocalTransactions:
     def fate(self, transaction: str) -> Fate:
         """The decision about the writes and acknowledgements of a transaction.
 
-        Raises `NotKeeper` where a node that keeps the site has to be asked.
+        Raises `NotKeeper` if another node keeps the site and must be asked.
         """
         try:
             fate = self._coordinator_of(transaction).fate(transaction)
         except TransactionNotFound:
             fate = Fate(Decision.ABORT)
         if fate.decision is Decision.ABORT:
-            # Last: another keeper may have begun it before the look at the coordinator, not after this.
+            # Checked last: another keeper may have begun the transaction before the lookup above, but not
+            # after.
             self._nodes.require_keeper()
         return fate
 
     def _settle(self, transaction: str) -> Fate:
-        """The fate, of this node's coordinators or the keeper's; undecided as long as none can tell."""
+        """The outcome from this node's coordinators or the keeper's; undecided while neither answers."""
         try:
             return self.fate(transaction) if self._keeps else self._nodes.fate(transaction)
         except Retryable:
             return Fate(Decision.UNDECIDED)
 
     def _settle_batch(self, batch: str, siblings: Sequence[bytes]) -> Fate:
-        """How an atomic batch ends; undecided as long as one of its partitions cannot tell."""
+        """The outcome of an atomic batch; undecided while one of its partitions does not answer."""
         try:
             return self._nodes.batch_fate(batch, siblings)
         except (Retryable, OutcomeUnknown):
-            # To ask once more is harmless: the refusal that may have been stored is found then.
+            # Asking again is harmless: it finds a refusal that may have been stored.
             return Fate(Decision.UNDECIDED)
 
     def _fate_at_opening(self, transaction: str) -> Fate:
-        """The fate of an acknowledgement found pending at opening; undecided ones end later."""
+        """The outcome for an acknowledgement found pending at opening; undecided ones end later."""
         try:
             is_held = self._coordinator_of(transaction).holds(transaction)
         except TransactionNotFound:
             is_held = False
         return Fate(Decision.UNDECIDED if is_held else Decision.ABORT)
 
-    # What operators do
+    # Calls of operators
 
     def show(self, transaction: str) -> TransactionStatistics:
         return self._coordinator_of(transaction).show(transaction)
@@ -342,7 +344,7 @@ class LocalTransactions:
         )
 
     def close(self) -> None:
-        """Write pending records and close the coordinators.  An error of one does not keep others open."""
+        """Write pending records and close all coordinators, even if closing one of them fails."""
         with self._lock:
             self._closed = True
         with ExitStack() as closing:
@@ -376,7 +378,7 @@ class LocalTransactions:
             **{(LogKind.PENDING_ACK, name): each.writer for name, each in pending},
         }
 
-    # Small things
+    # Helpers
 
     def _qualify(self, writes: list[NamespaceWrites]) -> dict[bytes, bytes]:
         rows: dict[bytes, bytes] = {}
@@ -435,12 +437,12 @@ class LocalTransactions:
 
 
 def _is_own(transaction: str) -> bool:
-    """Whether a process began a transaction that had the site open itself."""
+    """Whether a transaction was begun by a process that has the site open itself, not by a client."""
     return transaction.endswith(f"-{OWN_MARK}")
 
 
 def _require_one_commit(router: Router, rows: Mapping[bytes, bytes]) -> None:
-    """Refuse what would not be one commit at another site, where each value carries its origin."""
+    """Refuse writes that would not fit into one commit at another site, where values carry their origin."""
     size = sum(len(key) + len(value) + STAMP_BYTES for key, value in rows.items())
     check_fits(router.maps.map.route(min(rows)).limits, len(rows), size)
 
@@ -448,7 +450,7 @@ def _require_one_commit(router: Router, rows: Mapping[bytes, bytes]) -> None:
 def _split_appends(
     router: Router, rows: Mapping[bytes, bytes]
 ) -> tuple[dict[bytes, bytes], dict[bytes, bytes]]:
-    """Writes that are prepared first, and those of the partition that appends, whose p is the version."""
+    """The writes to prepare first, and those of the partition with appends, whose p is the commit version."""
     keys, first, last = sorted(rows), {}, []
     for _, place in router.maps.map.group(keys):
         group = {key: rows[key] for key in keys[place]}
@@ -478,7 +480,7 @@ def _prepare(
     waits: bool,
     batch: bool,
 ) -> tuple[Version, int]:
-    """Prepare those of some ordered keys that lie in a partition; p, and the place behind them."""
+    """Prepare the leading keys that are in a partition; return p, and the index after the last of them."""
     start, last = bisect_left(keys, partition.range.start), partition.range.end
     end = len(keys) if last is None else bisect_left(keys, last)
     own = keys[start:end]
@@ -487,7 +489,7 @@ def _prepare(
 
 
 def _reserve(router: Router, transaction: str, ranges: Sequence[KeyRange], version: Version) -> Version:
-    """Declare ranges as written, behind all prepares; the version at which they can be committed."""
+    """Declare ranges as written, after all prepares; return the version at which they can be committed."""
     versions = [version]
     for keys in ranges:
         each_part(
@@ -499,7 +501,7 @@ def _reserve(router: Router, transaction: str, ranges: Sequence[KeyRange], versi
 
 
 def _tell_reserved(router: Router, transaction: str, reads: ReadSet | None, version: Version) -> None:
-    """Tell where a transaction is committed, or 0.  Nodes that are not told do without it soon."""
+    """Tell nodes the commit version, 0 for an abort, of a reservation.  It expires soon at other nodes."""
     for keys in () if reads is None else reads.writes:
         with suppress(FloodmarkError):
             each_part(router, keys, lambda partition, within: partition.reserve(transaction, within, version))

@@ -1,4 +1,4 @@
-"""A site's directory: whose it is, which format it has, and which process owns it now.
+"""A site's directory: the identity and the format of the site, and the process that owns it.
 
 floodmark.json    name, id and format version of the site; what makes a directory a site
 owner             held locked by the process that has the site open, and naming it
@@ -51,7 +51,7 @@ _OWNER_TEXT: Final = re.compile(r"process (?P<id>\d+) on (?P<host>.+)")
 
 
 class Identity(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The identity of a site.  Name and id never change; it is unfinished until its database is there."""
+    """The identity of a site.  Name and id never change.  It is unfinished until the database is created."""
 
     site: str
     site_id: int
@@ -59,7 +59,7 @@ class Identity(msgspec.Struct, frozen=True, omit_defaults=True):
     unfinished: bool = False
 
     def require_possible(self) -> None:
-        """Refuse a name, an id or a format that no site can have."""
+        """Raise an error for a name, an id or a format that no site can have."""
         require_name(self.site, "site")
         if type(self.site_id) is not int or not 1 <= self.site_id <= SITE_IDS_MAX:
             raise InvalidName(f"a site id is a number from 1 to {SITE_IDS_MAX}, not {self.site_id!r}")
@@ -75,12 +75,12 @@ class EngineIdentity(msgspec.Struct, frozen=True):
 
 
 def encode_engine_identity(identity: Identity) -> bytes:
-    """The row that says in the database whose it is."""
+    """The row with the site's identity in the database."""
     return msgspec.json.encode(EngineIdentity(site=identity.site, site_id=identity.site_id))
 
 
 def new_identity(site: str, site_id: int | None) -> Identity:
-    """The identity of a site that is made now."""
+    """The identity of a new site; without an id, the id is derived from the name."""
     require_name(site, "site")
     chosen = default_site_id(site) if site_id is None else site_id
     identity = Identity(site=site, site_id=chosen, format=FORMAT)
@@ -112,7 +112,7 @@ class SiteDirectory:
             raise
 
     def finish(self) -> None:
-        """Note that the database exists.  From then on the site is refused without it."""
+        """Record that the database exists.  From then on opening the site without it is refused."""
         if self.identity.unfinished:
             self.identity = msgspec.structs.replace(self.identity, unfinished=False)
             try:
@@ -121,12 +121,12 @@ class SiteDirectory:
                 raise _cannot_use(self.path, error) from error
 
     def abandon(self) -> None:
-        """Keep no part in the lock in a process that was forked, so that it ends with the owner's."""
+        """In a forked process, close the inherited lock file, so that the lock ends with the owner."""
         with suppress(OSError):
             os.close(self._owner)
 
     def release(self) -> None:
-        """Let another process own the directory."""
+        """Release the lock, so that another process can own the directory."""
         with suppress(OSError):
             os.ftruncate(self._owner, 0)
             os.close(self._owner)
@@ -164,7 +164,7 @@ class SiteDirectory:
         )
 
     def _raise_format(self) -> None:
-        """Note the present format, before the first row of it is written."""
+        """Store the present format, before the first row in that format is written."""
         if self.identity.format == FORMAT:
             return
         raised = msgspec.structs.replace(self.identity, format=FORMAT)
@@ -255,24 +255,24 @@ def require_same_identity(identity: Identity, stored: bytes, path: object) -> No
 
 
 def engine_path(path: Path) -> Path:
-    """Where the database of a site's directory lives."""
+    """The path of the database in a site's directory."""
     return path / _ENGINE
 
 
 def witness_path(path: Path) -> Path:
-    """Where the witness of a site's database stands."""
+    """The path of the database's witness in a site's directory."""
     return path / _WITNESS
 
 
 class Ownership(NamedTuple):
-    """Whether a process has a site open, and since when this, or that none has, is so."""
+    """Whether a process has a site open, and since when it is open or closed."""
 
     is_owned: bool
     since_ns: int
 
 
 def read_ownership(path: Path) -> Ownership:
-    """Look at who has a site open, without a lock.  A process of another machine counts as running."""
+    """Read the owner file without locking it.  A process on another machine counts as running."""
     try:
         since_ns = (path / _OWNER).stat().st_mtime_ns
         owner = (path / _OWNER).read_text("utf-8", "replace")
@@ -336,5 +336,5 @@ def _require_site_or_empty(path: Path, *, create: bool) -> None:
 
 
 def _foreign_entries(path: Path) -> bool:
-    # A site that was being made when the machine stopped has only its owner file.
+    # A site whose creation was interrupted by a machine failure has only its owner file.
     return any(entry.name not in (_OWNER, f"{_IDENTITY}.new") for entry in path.iterdir())

@@ -52,7 +52,7 @@ from floodmark.model.version import Version
 from floodmark.partition import Node
 from floodmark.routing import Router
 
-# The hosts that are open in this process.
+# The open hosts of this process.
 _hosts: "WeakSet[EmbeddedHost]" = WeakSet()
 
 
@@ -62,7 +62,8 @@ def _abandon_hosts() -> None:
     _hosts.clear()
 
 
-# A fork copies the engine's memory and none of its threads: what the child wrote, the parent would overwrite.
+# A fork copies the engine's memory but none of its threads, and the parent would overwrite the child's
+# writes.
 os.register_at_fork(after_in_child=_abandon_hosts)
 
 
@@ -89,10 +90,10 @@ def _collect_nothing(pause: Callable[[], bool]) -> None:
 
 
 class EmbeddedHost(SiteParts, Host):
-    """A node of this process and everything around it.  No thread runs before `start`.
+    """The host of a node in this process.  No thread runs before `start`.
 
-    A node of several that does not keep the site (`keeps=False`) writes nothing that concerns the whole site,
-    and collects no garbage.
+    One of several nodes that does not keep the site (`keeps=False`) writes nothing that concerns the whole
+    site, and collects no garbage.
     """
 
     feeds: LocalFeedStore
@@ -163,7 +164,7 @@ class EmbeddedHost(SiteParts, Host):
             replication=self.replication.statistics,
             overview=lambda: look_over(self),
         )
-        # What this host loads again after a recovery of the storage.
+        # The tables that this host loads again after a recovery of the storage.
         self._reloads = node.storage.on_recovery[reloads:]
         _hosts.add(self)
 
@@ -230,7 +231,7 @@ class EmbeddedHost(SiteParts, Host):
         return engine.measures() if isinstance(engine, Measured) else None
 
     def abandon(self) -> None:
-        """Serve nothing in a process that was forked; closing is for the one that opened the site."""
+        """Stop serving in a forked process.  Only the process that opened the site closes it."""
         self._closed = True
         refusal = Closed(
             f"site {self.identity.site!r} was opened before this process was forked, and belongs to the "
@@ -268,7 +269,7 @@ class EmbeddedHost(SiteParts, Host):
 
 
 class BuildHost(Protocol):
-    """Makes the host over a node; its keywords are those of `EmbeddedHost` that nodes of several need."""
+    """Makes the host of a node.  The keywords are those of `EmbeddedHost` that a node of several needs."""
 
     def __call__(
         self,
@@ -279,5 +280,5 @@ class BuildHost(Protocol):
         make_versions: Callable[[SiteParts], LocalVersions] = LocalVersions,
         nodes: SiteNodes | None = None,
     ) -> EmbeddedHost:
-        """The host, without threads."""
+        """Return the host, before its threads are started."""
         ...

@@ -29,7 +29,7 @@ from floodmark.partition import META, Storage, load_metadata
 
 _EPOCHS: Final = b"epochs/"
 _EPOCH_MAX: Final = (1 << 63) - 1
-# A use is noted at most this often, if it opens nothing new.
+# The least interval at which a use that opens no new epoch is stored.
 _NOTED_EVERY: Final = timedelta(days=1)
 
 _IDLE_MS_MAX: Final = EPOCH_STREAM_IDLE_MAX // timedelta(milliseconds=1)
@@ -43,12 +43,12 @@ class StreamRow(msgspec.Struct, frozen=True):
     stream: str
     used_at_ms: int
     epochs: dict[int, Version]
-    # The mark of the caller that writes it.  None if it was begun by a release that knew of no owners.
+    # Identifies the caller that writes it.  None if it was begun by a release without owners.
     owner: str | None = None
 
 
 class Epochs:
-    """Opens epochs.  Memory mirrors the disk, so most calls read nothing."""
+    """Opens epochs of streams.  The stored rows are cached in memory, so most calls read nothing."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Epochs:
         self._streams = {_key(row.namespace, row.stream): row for row in rows}
 
     def open(self, namespace: int, stream: str, epoch: int, owner: str = SITE_OWNER) -> Version:
-        """The version of an epoch, drawn if it is new.  NotAllowed if the stream is another owner's."""
+        """The version of an epoch, drawn if it is new.  Raises NotAllowed if the stream has another owner."""
         require_stream(stream)
         if type(epoch) is not int or not 0 <= epoch <= _EPOCH_MAX:
             raise InvalidArgument(f"an epoch of stream {stream!r} is a number from 0 on, not {epoch!r:.60}")
@@ -79,8 +79,8 @@ class Epochs:
         _require_own(row, owner)
         if row is not None and epoch in row.epochs and now_ms - row.used_at_ms < _NOTED_EVERY_MS:
             return row.epochs[epoch]
-        # Above everything that was written before the call.  If another opens the epoch meanwhile, its
-        # version counts, and this one was drawn in vain.
+        # Above all writes before the call.  If another call opens the epoch meanwhile, its version
+        # counts, and this one is discarded.
         version = self._now()
         with self._storage.settled():
             self._storage.require_not_dropped((encode_namespace(namespace),))
@@ -92,7 +92,7 @@ class Epochs:
                 _require_next(stream, epoch, epochs)
                 epochs[epoch] = version
             last = dict(sorted(epochs.items())[-EPOCHS_REMEMBERED_MAX:])
-            # An administrator who steps in does not become the owner.
+            # A permitted caller other than the owner, such as an administrator, does not become the owner.
             keeper = owner if known is None or known.owner is None else known.owner
             self._store(key, StreamRow(namespace, stream, now_ms, last, keeper))
             return last[epoch]
@@ -103,7 +103,7 @@ class Epochs:
         return min((min(row.epochs.values()) for row in rows), default=VERSION_MAX)
 
     def _store(self, key: bytes, row: StreamRow) -> None:
-        """Keep a stream.  A new one takes the places of streams that are not used any more."""
+        """Store a stream.  A new one replaces streams that are no longer used."""
         streams = dict(self._streams)
         if key not in streams:
             streams = {held: other for held, other in streams.items() if self._is_used(other)}

@@ -1,7 +1,7 @@
-"""Examines a site, and advises on each problem.
+"""Examines a site, and gives advice on each problem.
 
-An examination only reads, while the site is in use.  Garbage collection declares before it deletes, so the
-declaration, read *after* the data, tells collected data from lost data.
+An examination only reads, and the site stays in use.  Garbage collection stores what it will delete before it
+deletes, so the examination, which reads this *after* the data, can distinguish collected data from lost data.
 """
 
 import shutil
@@ -39,13 +39,13 @@ from floodmark.partition.read.records import decode_whole
 
 HEARTBEAT_MS_MAX: Final = 10_000
 FEED_LAG_MS_MAX: Final = 5 * 60_000
-# How long something may hold garbage collection back beyond the retention before it is worth a word.
+# How long a reader may hold back garbage collection beyond the retention before a finding is reported.
 HELD_MS_MAX: Final = timedelta(hours=24) // timedelta(milliseconds=1)
-# A feed or subscription that no process runs is given up after 24 hours: time to say so.
+# The safe point of a feed or subscription without a process expires after 24 hours; report it before that.
 UNUSED_MS_MAX: Final = timedelta(hours=12) // timedelta(milliseconds=1)
 DISK_RESERVES_MIN: Final = 4
 EXAMPLES_MAX: Final = 5
-# A server has others to serve: a page takes a few milliseconds, and then it is their turn.
+# The pause after each page, which takes a few milliseconds, so that a server can answer other calls.
 PAUSE_SECONDS: Final = 0.005
 
 _RESTORE: Final = "restore the site from a backup"
@@ -113,18 +113,18 @@ class Examined(Protocol):
     def status(self) -> Describing: ...
 
 
-# Called after each page with what is being read, and how many rows and bytes were read so far.
+# Called after each page with the name of the step, and the rows and bytes read so far.
 OnPage = Callable[[str, int, int], object]
 
 
 def examine(host: Examined, quick: bool, *, disk: Path | None = None) -> list[CheckResult]:
-    """Examine a site that others use meanwhile.  A quick examination does not read all of its data."""
+    """Examine a site that stays in use.  A quick examination does not read all of its data."""
     resting = Event()
     return Examination(host, disk=disk, on_page=lambda *_: resting.wait(PAUSE_SECONDS)).run(quick=quick)
 
 
 class Examination:
-    """All checks of one site.  `disk` is where its data lies, if it lies in a directory."""
+    """All checks of one site.  `disk` is the directory of its data, if it has one."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class Examination:
         self._on_page = on_page
 
     def run(self, *, quick: bool) -> list[CheckResult]:
-        """The findings of all checks, in the order in which they are best read."""
+        """The findings of all checks, in the order in which to show them."""
         checks = {
             "format": self._check_format,
             "clock": self._check_clock,
@@ -169,7 +169,7 @@ class Examination:
         yield _ok(f"site {identity.site!r} has format {identity.format}")
 
     def _check_clock(self) -> Iterator[CheckResult]:
-        # Raises ClockSkew if the machine's clock is not believed.
+        # Raises ClockSkew if the machine's clock is refused.
         self._node.clock.time_source()
         ahead_ms = self._node.clock.ahead_ms()
         if ahead_ms > CLOCK_AHEAD_MS_MAX:
@@ -234,7 +234,7 @@ class Examination:
         else:
             yield _ok(f"the last one was {_show_age(age_ms)} ago")
 
-    # What the site keeps about itself
+    # The site's own tables
 
     def _check_resolved(self) -> Iterator[CheckResult]:
         for hold in self._node.holds.long():
@@ -243,7 +243,7 @@ class Examination:
 
     def _check_partitions(self) -> Iterator[CheckResult]:
         with self._node.storage.exclusive():
-            # Raises Corruption if two neighbours do not meet.
+            # Raises Corruption if there is a gap or an overlap between two neighbours.
             rows = load_partitions(self._node.engine)
             logs = {log.id: log for log in load_logs(self._node.engine)}
         if not rows or rows[0].start or rows[-1].end is not None:
@@ -279,7 +279,7 @@ class Examination:
             for row in self._host.catalog.live()
         }
         trimmed = gone["the change log was trimmed"] = retention.trimmed_version()
-        # Asked for last: it goes on meanwhile, and they never pass it.
+        # Read last: it moves on meanwhile, and the versions above never pass it.
         resolved = self._node.resolved_version()
         for what, version in gone.items():
             if version > resolved:
@@ -341,7 +341,7 @@ def _findings(name: str, check: Callable[[], Iterator[CheckResult]]) -> list[Che
     """The results of a check: its problems, or its OK results if there are none."""
     found: list[CheckResult] = []
     try:
-        # One by one, so that what was found before an error counts.
+        # One at a time, so that problems found before an error are kept.
         for result in check():
             found.append(result)
     except FloodmarkError as error:
@@ -350,7 +350,7 @@ def _findings(name: str, check: Callable[[], Iterator[CheckResult]]) -> list[Che
     return [replace(result, check=name) for result in bad or found]
 
 
-# The results of checks that do not say their own name
+# The results of checks, whose name `_findings` sets
 
 _ok = partial(CheckResult, "", Severity.OK)
 _warning = partial(CheckResult, "", Severity.WARNING)
@@ -396,7 +396,7 @@ def _judge_subscription(row: SubscriptionRow, now_ms: int, collected: Version) -
         )
 
 
-# The walk over everything that is stored
+# The walk over all stored data
 
 
 @dataclass
@@ -413,7 +413,7 @@ class DamageReport:
             self.examples.append(example)
 
     def show(self) -> str:
-        """The first cases, and whether there are more."""
+        """The first cases as text, with a note if there are more."""
         return "; ".join(self.examples) + ("; …" if self.count > len(self.examples) else "")
 
 
@@ -484,7 +484,7 @@ class Walk:
         self, place: "_LogPlace", previous: "_LogPlace", logs: Mapping[int, LogRow]
     ) -> str | None:
         if place.version <= self._node.retention.trimmed_version():
-            # Trimmed, and a crash has brought it back: it goes when the log is trimmed again.
+            # A crash has brought back this trimmed row; it goes when the log is trimmed again.
             return None
         log = logs.get(place.log)
         if log is None:
@@ -526,7 +526,7 @@ class Walk:
 
 
 class _LogPlace(NamedTuple):
-    """Where a row of the change log stands."""
+    """The position of a row of the change log."""
 
     log: int
     version: Version
@@ -542,7 +542,7 @@ def _say_key(engine_key: bytes, namespaces: Mapping[int, str]) -> str:
 
 
 def _show_age(milliseconds: int) -> str:
-    """A length of time in its largest unit.
+    """A duration in its largest suitable unit.
 
     >>> _show_age(900), _show_age(90_000), _show_age(200_000_000)
     ('900 ms', '90 s', '55 h')

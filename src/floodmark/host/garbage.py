@@ -1,9 +1,9 @@
-"""Chooses the safe point of each namespace, and collects garbage behind it.
+"""Chooses the safe point of each namespace, and collects the garbage that it does not protect.
 
-Of several nodes the keeper collects, over the records of all.  Nothing has to happen in an owner's turn: at
-or below the site's resolved version no owner writes, neither a commit nor a correction, so only the keeper
+With several nodes the keeper collects, over the records of all nodes.  It needs no owner's write turn: at or
+below the site's resolved version owners write nothing, neither commits nor corrections, so only the keeper
 changes rows there, and the keeper's key guards each of its writes.  The collected version is stored before
-the first row goes, and readers at every node look at it after they have read.
+the first row is deleted, and readers at every node check it after they have read.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ class GarbageCollection:
         self.total = GarbageReport()
 
     def run(self, pause: Callable[[], bool] = lambda: True) -> GarbageReport:
-        """Collect in all namespaces.  `pause` is called between pages and ends the run if False."""
+        """Collect in all namespaces.  `pause` is called between pages; the run ends if it returns False."""
         with self._lock:
             guards = self._node.storage.keeper_guards()
             self._tell_expiries(pause)
@@ -65,7 +65,7 @@ class GarbageCollection:
                     if row.merge != LAST_WRITE:
                         prune_namespace(self._node, row.id, settled, pause, guards)
                 except Corruption as error:
-                    # One damaged record must not let the others, and the logs, grow without end.
+                    # One damaged record must not keep the other garbage and the logs from being collected.
                     damage = damage or error
                     continue
                 if row.generations:
@@ -98,7 +98,7 @@ class GarbageCollection:
             return report
 
     def _tell_expiries(self, pause: Callable[[], bool]) -> None:
-        """Let followers know of expired records before these are removed."""
+        """Write the expiries of records to the change log before the records are removed."""
         expiries = self._node.expiries
         expiries.index_older(pause)
         while not expiries.tell(anew=True) and not self._node.storage.is_unusual and pause():
@@ -114,10 +114,10 @@ class GarbageCollection:
     def _raise_safe_points(self, guards: Sequence[Guard]) -> tuple[list[NamespaceRow], dict[int, Version]]:
         resolved = self._node.resolved_version()
         with self._node.storage.settled(), self._site.safe_points.lock:
-            # Looked up in the turn: a namespace made a moment earlier has a say in what is trimmed.
+            # Looked up in the write turn, so that a namespace created just before is taken into account.
             rows = self._site.catalog.all()
             safe_points = {row.id: self._safe_point(row, resolved) for row in rows}
-            # Before its creation a namespace was empty, and readers may still see that.
+            # Readers may still read a namespace as of a version before its creation, when it was empty.
             created = {row.id: row.created_at for row in rows}
             self._node.retention.declare_collected(
                 {
@@ -130,14 +130,14 @@ class GarbageCollection:
         return rows, safe_points
 
     def _oldest_log_version(self) -> Version:
-        """The version up to which the change log may be trimmed although readers may ask for it."""
+        """The version up to which the change log may be trimmed although readers may still request it."""
         if self._log_retention is None:
             return 0
         aged_ms = self._node.clock.time_source() - self._log_retention // timedelta(milliseconds=1)
         return min(max(0, aged_ms) << COUNTER_BITS, self._node.resolved_version())
 
     def _safe_point(self, row: NamespaceRow, resolved: Version) -> Version:
-        """The version of the retention's age, or the resolved or lowest held version if that is lower."""
+        """The minimum of the version at the retention's age, the resolved version and all held versions."""
         aged = max(0, self._node.clock.time_source() - row.retention_ms) << COUNTER_BITS
         held = self._site.nodes.held_version(row.id)
         return self._site.safe_points.lowest(row.id, min(aged, resolved, held))

@@ -19,9 +19,9 @@ from floodmark.replication.links import LinkPosition, LinkRow
 from floodmark.replication.members import active_others
 from floodmark.replication.step import LinkStep, NamespaceCut, NamespacePosition
 
-# A heartbeat is written each second, and travels for a second or two.
+# The age of a heartbeat above which a link is late: one is written each second, and arrives in one or two.
 HEARTBEAT_MS_MAX: Final = 10_000
-# How long a finding is an alarm.  It is remembered for longer.
+# How long a finding is shown as an alarm.  It is kept for longer.
 FINDING_MS_MAX: Final = 24 * 60 * 60_000
 
 
@@ -67,7 +67,7 @@ class LocalLinks(LocalPort):
         ]
 
     def advance_link(self, step: LinkStep, applied: Applied) -> None:
-        """Store a step.  Its namespaces must still be those that it was applied to."""
+        """Store a step.  Raises StaleLink if one of its namespaces was dropped and created again since."""
         self._members.require_rejoined()
         lacking = set()
         for part in step.namespaces:
@@ -113,7 +113,7 @@ class LocalLinks(LocalPort):
         return through >= stamp.version or (member is not None and member.has_ended(through))
 
     def statistics(self) -> ReplicationStatistics:
-        """All links that there are, or that there should be."""
+        """The statistics of all links, those that the topology expects included."""
         topology = self._members.topology
         links = [
             self._describe(row, source)
@@ -176,7 +176,7 @@ class LocalLinks(LocalPort):
         )
 
     def _why_missing(self, source: int) -> str | None:
-        """Why not all is here that a removed site wrote; None if the site was not removed."""
+        """The reason why changes of a removed site are missing here; None if the site was not removed."""
         member, name = self._members.find(source), self._members.name_of(source)
         if member is None or member.is_active:
             return None
@@ -189,7 +189,7 @@ class LocalLinks(LocalPort):
         )
 
     def _waiting_ms(self, now_ms: int) -> int:
-        """How long a link has been expected from which nothing has come yet."""
+        """How long the site has waited for the first step of a link."""
         return max(0, now_ms - self._members.set_at_ms) if self._members.set_at_ms else 0
 
     def _alarms(self, source: int, row: LinkRow, recent: RecentLink, now_ms: int) -> list[LinkAlarm]:
@@ -215,7 +215,7 @@ class LocalLinks(LocalPort):
         if late:
             raise_alarm(AlarmKind.FINDING, f"{late[-1].finding}; compare the sites")
         if recent.stalled is not None:
-            # Changes come while a data set is awaited.
+            # Changes arrive, while a data set is still missing.
             what = "" if recent.lacks_data_set else "nothing is taken in: "
             raise_alarm(AlarmKind.STALLED, f"{what}{recent.stalled}")
         if recent.ahead_ms > SKEW_MS_MAX:

@@ -1,4 +1,4 @@
-"""Ports to a site of this process whose calls its parts answer."""
+"""Implementations of the simpler ports, by calls to the parts of a site in this process."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -122,14 +122,14 @@ class LocalVersions(LocalPort):
 
 
 class LocalPeers(LocalPort):
-    """The port of a node to the others."""
+    """The port of a node for calls of the other nodes."""
 
     def __init__(self, site: SiteParts, fate: Callable[[str], Fate]) -> None:
         super().__init__(site)
         self.fate = fate
-        # Takes the keeper's lease; a node of several sets it.
+        # Acquires the keeper's lease.  Set by a node of several.
         self.keep: Callable[[], None] = lambda: None
-        # Runs commands over RESP; the server of a node of several sets it.
+        # Runs commands over RESP.  Set by the server of a node of several.
         self.run: Callable[[PeerCommands], PeerReply] | None = None
 
     def peer_partitions(self) -> list[PartitionStatistics]:
@@ -167,7 +167,7 @@ class LocalPeers(LocalPort):
         )
 
     def settle_peer(self) -> Version:
-        # Between two rounds: all versions that were minted for writes are below the one that is returned.
+        # Between two commit rounds, so that all versions minted for writes are below the returned one.
         with self._node.storage.settled():
             self._node.committer.sync_in_turn()
             version = self._node.clock.now()
@@ -227,7 +227,7 @@ def partition_statistics(node: Node, partitions: Sequence[LocalPartition]) -> li
 
 
 def partition_heat(node: Node, partitions: Sequence[LocalPartition]) -> list[PartitionHeat]:
-    """The load of some partitions, as a node has counted it."""
+    """The load of some partitions, as counted by a node."""
     now_ms = node.clock.time_source()
     return [
         PartitionHeat(id=partition.id, range=partition.range, samples=partition.heat.history(now_ms))

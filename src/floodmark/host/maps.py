@@ -1,4 +1,4 @@
-"""The partition map of a node of several: how its router reaches the whole site."""
+"""The partition map by which the router of one of several nodes reaches the whole site."""
 
 from threading import Event
 from typing import Final
@@ -16,14 +16,14 @@ BUDGET_MS: Final = 15_000
 
 
 def takeover_backoff() -> Backoff:
-    """The pauses of a call of this process, for as long as a takeover may take."""
+    """The pauses between retries of a call, with a budget that is longer than a takeover."""
     return Backoff(PAUSE_MS, longest_ms=PAUSE_MS_MAX, budget_ms=BUDGET_MS)
 
 
 class NodeMaps:
-    """The partitions of the whole site: this node's own, and those of other nodes behind their servers.
+    """The partitions of the whole site: this node's own, and remote partitions at the servers of other nodes.
 
-    With `quick`, a call of another node waits for at most `Peers.ask_seconds`.
+    With `quick`, a call to another node waits for at most `Peers.ask_seconds`.
     """
 
     def __init__(self, shared: SharedNode, peers: Peers, *, quick: bool = False) -> None:
@@ -45,7 +45,7 @@ class NodeMaps:
             for partition in source.partitions:
                 owner = owners.get(partition.id, self._shared.number)
                 if owner == self._shared.number or owner not in urls:
-                    # If it is of another node, it refuses with `PartitionMoved`.
+                    # The partition refuses calls with `PartitionMoved` if another node owns it.
                     partitions.append(partition)
                 else:
                     connection = self._connection(owner)
@@ -61,7 +61,7 @@ class NodeMaps:
 
 
 class NodeMoves:
-    """Goes on while a partition moves or is taken over, for as long as a takeover may take."""
+    """Retries calls while a partition moves or is taken over, for as long as a takeover may take."""
 
     def __init__(self, maps: NodeMaps, stopping: Event, *, stream: bool = False) -> None:
         self._maps = maps
@@ -76,7 +76,7 @@ class NodeMoves:
         pause_ms = self._backoff.next_ms()
         if not self.follows(error) or pause_ms is None:
             raise error
-        # Most often a partition has moved before it was called, and the next map is right.
+        # Usually the partition moved before the call, and the next map is correct.
         if (not is_first or not isinstance(error, PartitionMoved)) and self._stopping.wait(pause_ms / 1_000):
             raise error
         self._maps.refresh()

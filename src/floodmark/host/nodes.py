@@ -1,14 +1,14 @@
 """A site that several processes serve: this process is one of its nodes, on an engine that they share.
 
-A node owns some partitions.  For those of other nodes its map holds remote partitions, so the router of any
-node reaches the whole site.  The keeper answers calls of ports; other nodes refuse them with `NotKeeper`,
-which names the keeper, and forward those of their own process.
+A node owns some partitions.  For those of other nodes its map has remote partitions, so the router of any
+node reaches the whole site.  The keeper answers port calls.  Other nodes refuse them with `NotKeeper`, which
+names the keeper, and forward the calls of their own process.
 
-Two threads tick once a second.  One only beats, so that nothing makes a beat late.  The other watches the
-beats of other nodes, takes over, and builds a new `EmbeddedHost` when this node has a new incarnation, or
-begins or ceases to keep the site.  A host loads all that it knows from the engine.
+Two threads tick once a second.  One only writes beats, so that nothing delays them.  The other watches the
+beats of other nodes, takes over partitions, and builds a new `EmbeddedHost` when this node has a new
+incarnation, or begins or ceases to keep the site.  A host loads its whole state from the engine.
 
-The module loads Flight, by which nodes call each other.
+Importing this module loads Flight, over which nodes call each other.
 """
 
 import logging
@@ -54,11 +54,11 @@ from floodmark.wire.changes import resume_changes
 from floodmark.wire.messages import Method
 
 WILDCARDS: Final = ("0.0.0.0", "::")
-# How often a node with readers that wait asks the others whether they have written.
+# Interval at which a node with waiting readers asks the other nodes for new writes.
 FOLLOW_SECONDS: Final = 0.02
-# How long a node waits for what a host that it has replaced still does.
+# How long a node waits for calls in progress at a host that it has replaced.
 RETIRE_SECONDS: Final = 5.0
-# How long a node that is asked to stop gives partitions away.
+# How long a stopping node hands its partitions over to other nodes.
 LEAVE_SECONDS: Final = 5.0
 LINGER_SECONDS: Final = 0.5
 # Threads that call other nodes for the atomic batches and transactions of this node.
@@ -81,9 +81,9 @@ def make_node(
 ) -> "NodeHost":
     """The host of a site whose engine other processes may share: this process is one of its nodes.
 
-    Without a number of the `node`, it gets the lowest that is free.  `beat_source` measures the time between
-    beats; `beats=False` leaves `NodeHost.beat` and `watch` to the caller.  After `ask_seconds` without an
-    answer, the ceiling of another node stands for its versions.
+    The number `node` is by default the lowest free one.  `beat_source` measures the time between beats;
+    `beats=False` leaves `NodeHost.beat` and `watch` to the caller.  If another node does not answer within
+    `ask_seconds`, its ceiling is used in place of its versions.
     """
     time_source.start(physical_ms(highest_ceiling(engine)))
     return NodeHost(
@@ -100,9 +100,10 @@ def make_node(
 
 
 class NodeHost(Host):
-    """A node of several and everything around it.  No thread runs before `start`.
+    """The host of one of several nodes.  No thread runs before `start`.
 
-    `build` makes the host of an incarnation.  With `beats`, `start` begins threads that beat and watch.
+    `build` makes the `EmbeddedHost` of an incarnation.  With `beats`, `start` starts the threads that beat
+    and watch.
     """
 
     def __init__(
@@ -126,11 +127,12 @@ class NodeHost(Host):
         self._lock = Lock()
         self._stopping = Event()
         self._closed = False
-        # Set to watch at once.
+        # Set to make the watching thread run at once.
         self._due = Event()
         self._is_started = False
         self._threads: list[Thread] = []
-        # Why the node does not serve, or has not begun to keep the site; None if all is well.
+        # The error because of which the node does not serve, or does not keep the site; None if there is
+        # none.
         self.error: str | None = None
         self.facts = ServingFacts()
         self.shared = SharedNode(
@@ -212,7 +214,7 @@ class NodeHost(Host):
     def _renew(self) -> None:
         """Replace the host if its incarnation is over, or this node begins or ceases to keep the site."""
         before = self._host
-        # By the term: the lease may have been lost and got back since.
+        # Compare terms: the lease may have been lost and acquired again since.
         if before.node is self.shared.node and self._kept_as == self.shared.engine.keeper:
             return
         host = self._make_host()
@@ -220,14 +222,14 @@ class NodeHost(Host):
         self._host = host
         role = "keeps the site" if self._host.keeps else "does not keep the site"
         _log.info("node %d has a new host, and %s", self.shared.number, role)
-        # What it still does may wait for a commit that fails only when its time is over.
+        # Its calls in progress may wait for a commit that fails only at its timeout.
         retiring = Thread(target=_retire, args=(before,), name="floodmark-retire", daemon=True)
         retiring.start()
         retiring.join(RETIRE_SECONDS)
         self.namespaces.list_namespaces()
 
     def start(self) -> None:
-        """Start the background threads: those of the host, the beat, and the watch over other nodes."""
+        """Start the background threads: those of the host, and those that beat and watch other nodes."""
         self._is_started = True
         self._host.start()
         seconds = BEAT_MS / 1_000
@@ -248,12 +250,12 @@ class NodeHost(Host):
                 thread.start()
 
     def serve_commands(self, run: Callable[[PeerCommands], PeerReply]) -> None:
-        """Let `run` answer commands over RESP that other nodes forward to this one."""
+        """Set the function that runs the RESP commands that other nodes forward to this one."""
         with self._lock:
             self._run_commands = self._host.peers.run = run
 
     def beat(self) -> None:
-        """Tell the others that this node lives."""
+        """Write a beat, by which other nodes see that this node is alive."""
         try:
             self.shared.beat()
         except NodeFenced:
@@ -278,7 +280,7 @@ class NodeHost(Host):
                 raise
 
     def follow(self) -> None:
-        """Wake the readers that wait here for changes, if other nodes have written."""
+        """Wake the readers that wait for changes at this node, if other nodes have written."""
         if self._host.node.committer.followers.is_watched and self.others.has_news():
             self._host.wake_readers()
 
@@ -293,14 +295,14 @@ class NodeHost(Host):
             raise _not_keeper(self.shared.number, self._keeper, self._peers.urls)
 
     def call(self, port: str, method: Method[Any], *args: object, **kwargs: object) -> Any:
-        """Answer a call of a port of this process, or let the keeper answer it."""
+        """Answer a port call of this process, or forward it to the keeper."""
         backoff = takeover_backoff()
         while True:
             try:
                 if method.action.anywhere or self._host.keeps:
                     answer = _answer(self._host, port, method, *args, **kwargs)
                     if method.action.repeatable and not method.action.anywhere:
-                        # What this node knows may be old if another has taken the keeper's lease.
+                        # This node's tables may be outdated if another node has acquired the keeper's lease.
                         self.shared.membership.require()
                     return answer
                 keeper = self._keeper
@@ -338,7 +340,7 @@ class NodeHost(Host):
         self._peers.note(self.shared.membership.urls())
 
     def leave(self) -> None:
-        # Others take over what is left when this node has stopped.
+        # Other nodes take over the remaining partitions after this node has stopped.
         leaving = Thread(target=_leave, args=(self,), name="floodmark-leave", daemon=True)
         leaving.start()
         leaving.join(LEAVE_SECONDS)
@@ -348,7 +350,7 @@ class NodeHost(Host):
         return NodeCounters(node=shared.number, takeovers=shared.takeovers, restarts=shared.incarnations - 1)
 
     def require_ready(self) -> None:
-        """Raise the reason for which this node does not serve.  Asks no other node."""
+        """Raise the error because of which this node does not serve, if any.  Calls no other node."""
         number, node = self.shared.number, self.shared.node
         self.shared.membership.require()
         node.storage.require_wanted()
@@ -370,7 +372,7 @@ class NodeHost(Host):
         return self._host.reading(version, namespace)
 
     def changes(self, request: ChangesRequest) -> Iterator[ChangeBatch]:
-        """The changes that were asked for, also after this node was fenced and has begun anew."""
+        """The requested changes.  The stream survives a fencing and restart of this node."""
         backoff = takeover_backoff()
 
         def pause(error: FloodmarkError) -> None:
@@ -411,14 +413,14 @@ class NodeHost(Host):
 
 
 def rebalance(host: NodeHost) -> None:
-    """Move a partition if this node keeps the site, all nodes live, and their loads differ by much."""
+    """Move a partition if this node keeps the site, all nodes are alive and their loads differ widely."""
     administration = host.current.node_port
     if host.current.keeps and isinstance(administration, NodeAdministration):
         administration.rebalance_if_quiet()
 
 
 def _not_keeper(node: int, keeper: Keeper | None, urls: Mapping[int, str]) -> NotKeeper:
-    """The refusal of a node that does not keep the site; it names the node that does."""
+    """The error of a node that does not keep the site.  It names the keeper."""
     number = None if keeper is None or keeper.node == node else keeper.node
     url = "" if number is None else urls.get(number, "")
     where = "no node does yet; try again" if number is None else f"node {number} does, at {url}"
@@ -436,14 +438,14 @@ def _answer(host: EmbeddedHost, port: str, method: Method[Any], *args: object, *
 
 
 def _pause(stopping: Event, backoff: Backoff, error: FloodmarkError) -> None:
-    """Wait before another attempt.  Raises the error if no time is left, or the node stops."""
+    """Wait before the next attempt.  Raises the error if no time is left or the node is stopping."""
     pause_ms = backoff.next_ms()
     if pause_ms is None or stopping.wait(pause_ms / 1_000):
         raise error
 
 
 def _retire(host: EmbeddedHost) -> None:
-    """Let a host go whose place another has taken.  Its writes may fail."""
+    """Close a host that was replaced.  Its writes may fail."""
     try:
         host.retire()
     except FloodmarkError as error:
@@ -451,21 +453,21 @@ def _retire(host: EmbeddedHost) -> None:
 
 
 def _leave(host: NodeHost) -> None:
-    """Give partitions to other nodes, and let clients find them there."""
+    """Move partitions to other nodes, and give clients time to find them there."""
     number = host.shared.number
     try:
         moved = host.node_port.drain(number)
         _log.info("node %d has given %d partitions to other nodes", number, len(moved))
         if moved:
             host.others.call_all(REFRESH_PEER)
-            # Clients that call meanwhile are told where the partitions are.
+            # Clients that call meanwhile get the new locations of the partitions.
             Event().wait(LINGER_SECONDS)
     except FloodmarkError as error:
         _log.info("node %d stops with what it owns: %s", number, error)
 
 
 def _repeat(stopping: Event, waited: Event, pause_seconds: float, work: Callable[[], None]) -> None:
-    """Work until the node stops, with pauses that an event may cut short.  A failure is tried again."""
+    """Call `work` until the node stops, with pauses that `waited` can end early.  Failures are retried."""
     while True:
         waited.wait(pause_seconds)
         if stopping.is_set():

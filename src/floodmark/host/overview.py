@@ -1,7 +1,7 @@
-"""A site at one moment, with all that an operator looks at, in one call: the console shows it.
+"""The overview of a site at one moment, which the console shows to operators, in one call.
 
-It is made for being asked each second: lists are cut to what fits a page, the worst first, and no record is
-read.  Versions have more digits than JavaScript's numbers: the page shows ages instead.
+It can be requested every second: lists are cut to the length of a page, the worst items first, and no record
+is read.  Versions have more digits than JavaScript's numbers, so the overview has ages instead.
 """
 
 import sys
@@ -44,14 +44,14 @@ from floodmark.model.version import physical_ms
 ROWS_MAX: Final = 100
 PARTITIONS_SHOWN_MAX: Final = 30
 TRANSACTIONS_SHOWN_MAX: Final = 10
-# To count a backlog reads changes.
+# Backlogs are counted for this many subscriptions at most, because counting reads changes.
 BACKLOGS_MAX: Final = 20
-# Each interval of heat is so long that all of them fill a strip.
+# The number of intervals of heat that are shown for a partition.
 INTERVALS_MAX: Final = 60
 
 
 class NodeOverview(msgspec.Struct, frozen=True, kw_only=True):
-    """A node: the age of its last beat, and how far its ceiling lies ahead of the site's time."""
+    """A node: the age of its last beat, and how far its ceiling is ahead of the site's time."""
 
     node: int
     url: str
@@ -111,7 +111,7 @@ class TransactionOverview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogOverview(msgspec.Struct, frozen=True, kw_only=True):
-    """How a log of transactions is written: records and entries since the site was opened."""
+    """The numbers of records and entries written to a log of transactions since the site was opened."""
 
     log: str
     owner: str
@@ -129,7 +129,7 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MachineOverview(msgspec.Struct, frozen=True, kw_only=True):
-    """What the process that serves the site runs on.  Certificates expire at unix seconds."""
+    """The machine of the process that serves the site.  The expiry of certificates is in unix seconds."""
 
     release: str
     python: str
@@ -142,7 +142,7 @@ class MachineOverview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SiteOverview(msgspec.Struct, frozen=True, kw_only=True):
-    """A site at one moment.  `findings` has what is wrong, the worst first, with what to do."""
+    """A site at one moment.  `findings` are the problems, the worst first, with advice."""
 
     site: str
     site_id: int
@@ -176,17 +176,17 @@ class SiteOverview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServingFacts:
-    """What only the server of a site knows: it sets these."""
+    """Facts that only the server of a site knows, and sets."""
 
     def __init__(self) -> None:
         self.release = ""
         self.certificates: Mapping[str, float] = {}
-        # How commits of transactions that had read something have ended.
+        # The outcomes of commits of transactions with reads.
         self.transaction_commits: Callable[[], dict[str, int]] = dict
 
 
 class Overlooked(Protocol):
-    """What an overview needs of a site in this process: the ports of an `EmbeddedHost`, and these."""
+    """The parts of a site in this process that an overview reads, beside the ports of `EmbeddedHost`."""
 
     facts: ServingFacts
     comparisons: Comparisons
@@ -204,7 +204,7 @@ class Overlooked(Protocol):
 
 
 def look_over(host: Overlooked) -> SiteOverview:
-    """A site at this moment."""
+    """The overview of a site at this moment."""
     statistics: SiteStatistics = host.status.statistics()
     now_ms, resolved = host.physical_ms(), statistics.resolved_version
     names = {each.id: each.name for each in statistics.namespaces}
@@ -387,7 +387,7 @@ def _of_subscription(
 
 
 def _judge_feeds(feeds: Iterable[Feed], now_ms: int) -> list[CheckResult]:
-    """Feeds that have lost or doubled changes lately."""
+    """Findings about feeds that have recently lost or duplicated changes."""
     advice = "compare the sink with the site, and load it anew from a snapshot if it lacks changes"
     return [
         CheckResult("feeds", Severity.PROBLEM, f"feed {feed.name!r}: {alarm}", advice)
@@ -414,7 +414,7 @@ def _judge_comparison(last: ToldComparison | None) -> list[CheckResult]:
 
 
 def _oldest_transactions(host: Overlooked, counts: TransactionCounts) -> list[TransactionOverview]:
-    # To list very many costs more than to count them: only the oldest then.
+    # Listing very many transactions costs more than counting them, so list only old ones then.
     many = sum(counts.states.values()) > ROWS_MAX
     older_than = timedelta(milliseconds=counts.oldest_age_ms // 2 if many else 0)
     return [

@@ -1,7 +1,7 @@
-"""The tables of a site in this process, which its upkeep and its ports share.
+"""The tables of a site in this process, shared by its background work and its ports.
 
-**Nodes that share an engine.**  One of them keeps the site: it changes the tables below and answers the calls
-about them.  The others have copies, and each table says how old a copy may be:
+**Nodes that share an engine.**  One of them keeps the site: it changes the tables below and answers calls
+about them.  The other nodes have copies, whose permitted age depends on the table:
 
 | table               | what the other nodes need it for            | how old their copy may be            |
 |---------------------|---------------------------------------------|--------------------------------------|
@@ -13,7 +13,7 @@ about them.  The others have copies, and each table says how old a copy may be:
 | collected, horizons | which reads and copies are refused          | no age: read from the engine         |
 | safe points, epochs | nothing: garbage collection alone           |                                      |
 
-A new keeper builds its tables anew from the engine, after it has the lease.
+A new keeper loads its tables from the engine, after it has acquired the lease.
 """
 
 from collections.abc import Sequence
@@ -32,28 +32,28 @@ from floodmark.replication.members import Members
 
 
 class SiteNodes(Protocol):
-    """Questions about a whole site, which all of its nodes answer together."""
+    """Calls about a whole site that need all of its nodes."""
 
     def require_keeper(self) -> None:
-        """Raise `NotKeeper` unless this node keeps the site, as the engine has it now."""
+        """Raise `NotKeeper` unless this node is the keeper in the engine at this moment."""
 
     def fresh_version(self) -> Version:
-        """A new version of this node, above all that any node has minted before the call."""
+        """Mint a version above all versions that any node has minted before the call."""
 
     def settled_version(self) -> Version:
-        """A version above all that was written before the call, which is published when it is resolved.
+        """A version above all writes made before the call; they are published once it is resolved.
 
-        All nodes that answer reads know the catalog that was stored before the call.
+        On return, all nodes that answer reads have loaded the catalog that was stored before the call.
         """
 
     def pass_ceilings(self) -> Sequence[Guard]:
-        """Move the clock past all that other nodes may have stamped or announced.
+        """Move the clock past all versions that other nodes may have minted or announced.
 
-        The guards hold while that is so.  The caller holds the turn.
+        Returns guards that fail once a node may have gone beyond that.  The caller holds the write turn.
         """
 
     def renew_publication(self, namespace: str, generation: int) -> None:
-        """Let the keeper hold what a publication needs, on which this node is at work."""
+        """Make the keeper renew its hold on the changes that a publication at this node needs."""
 
     def held_version(self, namespace: int) -> Version:
         """The lowest version that readers at other nodes hold; `VERSION_MAX` if there is none."""
@@ -114,9 +114,9 @@ class SiteParts:
         storage.entrance.admit = self.links.admit
 
     def load_catalog(self) -> None:
-        """Load the namespaces and the topology, which the catalog's epoch covers.  Call it in the turn.
+        """Load the namespaces and the topology, which the catalog's epoch covers.
 
-        What is written from then on lies above the swaps that were learnt.
+        Later writes are above the loaded swaps.  The caller holds the write turn.
         """
         self.catalog.load()
         self.node.clock.pass_version(self.catalog.swapped_version())

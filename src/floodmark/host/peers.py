@@ -1,6 +1,6 @@
 """Connections between the nodes of a site.
 
-Nodes show each other a token that the engine holds: a process that reads the database is a node.
+Nodes authenticate to each other with a token stored in the engine: access to the database makes a node.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from floodmark.wire import Connection, Connections, RemoteCalls, port_methods
 from floodmark.wire.messages import Method
 
 SECRET_BYTES: Final = 32
-# How long a node waits for the versions of another.
+# How long a node waits for the versions of another node.
 ASK_SECONDS: Final = 0.5
 
 _METHODS: Final = port_methods(PeerPort, "peers")
@@ -31,7 +31,7 @@ REFRESH_PEER: Final[Method[None]] = _METHODS["peers.refresh_peer"]
 
 
 def load_secret(engine: Engine) -> str:
-    """The token of the site's nodes, made by the first."""
+    """The token of the site's nodes, created by the first node."""
     made = token_urlsafe(SECRET_BYTES).encode()
     if engine.write([(META, NODES_SECRET, made)], [Guard(META, NODES_SECRET, None)]):
         engine.sync()
@@ -41,11 +41,11 @@ def load_secret(engine: Engine) -> str:
 
 
 class Peers:
-    """Connections to the other nodes.  `urls` is replaced as a whole when the beats of nodes tell others."""
+    """Connections to the other nodes.  `urls` is replaced as a whole when beats announce other URLs."""
 
     def __init__(self, token: str, ask_seconds: float = ASK_SECONDS) -> None:
         self.urls: Mapping[int, str] = {}
-        # How long a node is waited for that need not answer: its ceiling does instead.
+        # How long to wait for a node whose ceiling can be used in place of an answer.
         self.ask_seconds = ask_seconds
         self.credentials = PeerCredentials()
         self._token = token
@@ -55,7 +55,7 @@ class Peers:
     def _connect(self, options: Mapping[str, Any], url: str) -> Connection:
         files = vars(self.credentials) if url.startswith("grpc+tls:") else {}
         connection = Connection(url, token=self._token, **files, **options)
-        # Another node may answer later in place of this one.
+        # Another node may later answer at the same URL.
         connection.is_alone = False
         return connection
 
@@ -68,7 +68,7 @@ class Peers:
         return self._asks.at(self._url(node))
 
     def port(self, node: int) -> PeerPort:
-        """The port of a node to the others.  Raises Unreachable if its URL is not known."""
+        """The port of a node for calls of other nodes.  Raises Unreachable if its URL is unknown."""
         return cast(PeerPort, RemoteCalls(self.at(node).call, _METHODS.values()))
 
     def versions(self, node: int) -> PeerVersions:
@@ -82,7 +82,7 @@ class Peers:
         return url
 
     def note(self, urls: Mapping[int, str]) -> None:
-        """Take in the URLs of the nodes, and close connections that lead to none of them."""
+        """Set the URLs of the nodes, and close connections to other URLs."""
         if urls != self.urls:
             self.urls = urls
             self._calls.keep(set(urls.values()))

@@ -1,9 +1,9 @@
-"""The ports of a host: where a site's data is, in this process or behind a server.
+"""The ports of a host, which has a site's data in this process or behind a server.
 
-Occasional calls are ports: Protocols whose arguments and results are plain data, and whose methods declare
-the role, the repeatability and the duration of each call (`model/actions.py`).  `PORTS` lists them; client
-and server derive the remote calls from it.  Frequent operations have messages of their own: partitions,
-found by the router, and streams of changes and writes.
+Infrequent calls are grouped in ports: Protocols whose arguments and results are plain data, and whose methods
+declare the role, the repeatability and the duration of each call (`model/actions.py`).  `PORTS` lists them;
+client and server derive the remote calls from it.  Frequent operations have their own messages: those of
+partitions, which the router finds, and streams of changes and writes.
 """
 
 from abc import ABC, abstractmethod
@@ -56,7 +56,7 @@ from floodmark.routing import Router
 
 
 class NamespaceUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The settings of a namespace that change; a setting that is not named stays."""
+    """Changes to the settings of a namespace; unset settings are kept."""
 
     ttl: timedelta | UnsetType | None = UNSET
     retention: timedelta | UnsetType = UNSET
@@ -71,7 +71,7 @@ class NamespacePort(Protocol):
 
     @Action(Role.READ, Scope.NAMESPACE, repeatable=True, anywhere=True)
     def find_namespace(self, namespace: str) -> NamespaceRow:
-        """The namespace of a name."""
+        """The namespace with this name.  Raises NamespaceNotFound."""
 
     @Action(Role.READ, shown_by=lambda row: row.name, repeatable=True, anywhere=True)
     def list_namespaces(self) -> list[NamespaceRow]:
@@ -98,12 +98,13 @@ class GenerationPort(Protocol):
         origin: int | None = None,
         brought: bool = False,
     ) -> GenerationRow:
-        """Begin to publish data of a version, or of now if it is 0; the same publisher goes on.
+        """Begin to publish data as of a version, 0 for now; the same publisher resumes its generation.
 
-        For a namespace that is shared, `origin` is the site whose stamps the rows get at all sites.  Raises
-        PublicationConflict if another publisher is at work, or the present data set has the same base and
-        sites share it, and VersionCollected if changes made since the base are gone from the change log.
-        Both do no harm to rows that are `brought` from a site that had them all.
+        For a shared namespace, `origin` is the site whose stamp the rows get at all sites.  Raises
+        PublicationConflict if another publisher is at work, or if the namespace is shared and the present
+        data set has the same base.  Raises VersionCollected if changes made since the base are missing in the
+        change log.  The last two conditions do not matter for rows that are `brought` from a site that had
+        them all.
         """
 
     @Action(Role.REPLICATE, Scope.NAMESPACE, repeatable=True, lengthy=True)
@@ -112,11 +113,11 @@ class GenerationPort(Protocol):
 
     @Action(Role.REPLICATE, Scope.NAMESPACE, audited=True, repeatable=True, lengthy=True)
     def rewind_generation(self, namespace: str, number: int) -> Rewound:
-        """Copy changes that were made since the base, or since the last call, for some seconds."""
+        """Copy changes made since the base, from where the last call ended, for some seconds at most."""
 
     @Action(Role.REPLICATE, Scope.NAMESPACE, audited=True, repeatable=True, lengthy=True)
     def swap_generation(self, namespace: str, number: int, keep: int) -> GenerationRow:
-        """Let all readers and writers go over to a loaded generation; `keep` earlier ones stay."""
+        """Switch all readers and writers to a loaded generation; `keep` earlier ones are kept."""
 
     @Action(Role.REPLICATE, Scope.NAMESPACE, audited=True, lengthy=True)
     def rollback_generation(
@@ -130,7 +131,7 @@ class GenerationPort(Protocol):
 
 
 class VersionPort(Protocol):
-    """Tells the versions that readers and writers begin and end at."""
+    """Returns versions for readers and writers, and moves the clock."""
 
     @Action(Role.READ, repeatable=True, anywhere=True, delayed=True)
     def read_version(self) -> Version:
@@ -138,7 +139,7 @@ class VersionPort(Protocol):
 
     @Action(Role.READ, repeatable=True, anywhere=True)
     def resolved_version(self) -> Version:
-        """Every change at or below this is durable and published, and none will be added."""
+        """The resolved version: every change at or below it is durable and published, none will be added."""
 
     @Action(Role.READ, repeatable=True, anywhere=True)
     def now(self) -> Version:
@@ -146,7 +147,7 @@ class VersionPort(Protocol):
 
     @Action(Role.READ, repeatable=True, anywhere=True)
     def observe(self, version: Version) -> None:
-        """Move the clock past a version that a reader asks for, which must not be in the future."""
+        """Move the clock past a version that a reader requests; it must not be in the future."""
 
     @Action(Role.ADMIN, Scope.SITE, audited=True, repeatable=True)
     def pass_version(self, version: Version) -> None:
@@ -179,7 +180,7 @@ class VersionPort(Protocol):
         own: bool = False,
         on_generation: OnGeneration = OnGeneration.FAIL,
     ) -> ChangesCut:
-        """Where the next step of a reader of changes ends; with `own`, of changes first written here."""
+        """The end of the next step of a reader of changes; with `own`, of changes first written here."""
 
 
 def published_version(versions: VersionPort, namespace: str) -> Version:
@@ -192,7 +193,7 @@ def published_version(versions: VersionPort, namespace: str) -> Version:
 
 
 class SplitByLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """The halves of a partition, and the qualified key before which it was cut."""
+    """The halves of a partition, and the qualified key before which it was split."""
 
     left: int
     right: int
@@ -204,19 +205,19 @@ class PartitionPort(Protocol):
 
     @Action(Role.READ, Scope.SITE, repeatable=True)
     def partitions(self) -> list[PartitionStatistics]:
-        """The partitions in order of keys."""
+        """The partitions in key order."""
 
     @Action(Role.ADMIN, Scope.NAMESPACE, audited=True, lengthy=True)
     def split(self, namespace: str, key: bytes) -> tuple[int, int]:
-        """Cut a partition in two, before a key; the ids of the halves."""
+        """Split a partition before a key; return the ids of the halves."""
 
     @Action(Role.ADMIN, Scope.SITE, audited=True, lengthy=True)
     def split_by_load(self, partition: int) -> SplitByLoad:
-        """Cut a partition in two at the key that halves its last writes."""
+        """Split a partition at the key that divides its last writes into halves."""
 
     @Action(Role.ADMIN, Scope.SITE, audited=True, lengthy=True)
     def merge(self, left: int, right: int) -> int:
-        """Join two neighbouring partitions; the id of the new one."""
+        """Merge two adjacent partitions; return the id of the new one."""
 
     @Action(Role.READ, Scope.SITE, repeatable=True)
     def heat(self) -> list[PartitionHeat]:
@@ -235,7 +236,7 @@ READERS: Final = Exempt(
 
 
 class Balance(StrEnum):
-    """The figure that `rebalance` evens out over the nodes."""
+    """The quantity that `rebalance` balances over the nodes."""
 
     LOAD = "load"
     COUNT = "count"
@@ -250,19 +251,19 @@ class NodePort(Protocol):
 
     @Action(Role.ADMIN, Scope.SITE, audited=True, lengthy=True)
     def move(self, partition: int, node: int) -> int:
-        """Give a partition to another node; its new id."""
+        """Move a partition to another node; return its new id."""
 
     @Action(Role.ADMIN, Scope.SITE, audited=True, lengthy=True)
     def rebalance(self, by: Balance, moves_max: int | None = None) -> list[Move]:
-        """Even out the nodes; the moves that were made, with the new ids."""
+        """Balance the nodes; return the moves that were made, with the new ids."""
 
     @Action(Role.ADMIN, Scope.SITE, audited=True, lengthy=True)
     def drain(self, node: int) -> list[Move]:
-        """Move everything away from a node, which may then stop; it gets nothing before it starts again."""
+        """Move all partitions away from a node, so that it can stop.  It gets none until it starts again."""
 
     @Action(Role.ADMIN, Scope.SITE, audited=True)
     def remove_node(self, node: int) -> None:
-        """Forget a node that beats no more and owns nothing."""
+        """Delete the beat of a node that has stopped and owns no partitions."""
 
 
 class RetentionPort(Protocol):
@@ -284,28 +285,30 @@ class RetentionPort(Protocol):
         namespace: str | None,
         owner: str = SITE_OWNER,
     ) -> SafePoint:
-        """Keep what a reader at `version` sees.  Raises NotAllowed if the name is another owner's."""
+        """Set or move a safe point.  Raises NotAllowed if another owner holds one with this name."""
 
     @Action(Role.READ, audited=True, owned=Owned.SAFE_POINT)
     def release_safe_point(self, name: str, owner: str = SITE_OWNER) -> None:
-        """Let garbage collection go on.  Only the owner of a safe point, or the site, releases it."""
+        """Release a safe point.  Only its owner or the site itself can do so."""
 
     @Action(Role.READ, Scope.SITE, repeatable=True)
     def safe_points(self) -> list[SafePoint]:
-        """The safe points that hold now."""
+        """The safe points that are in force."""
 
     @Action(Role.READ, Scope.NAMESPACE, repeatable=True)
     def oldest_version(self, namespace: str | None) -> Version:
-        """The version after which every change of one namespace, or of all, is still there."""
+        """The version above which every change of one namespace, or of all, is still stored."""
 
     @Action(Role.ADMIN, Scope.SITE, audited=True, lengthy=True)
     def collect_garbage(self) -> GarbageReport:
-        """Remove versions and changes behind the safe points."""
+        """Remove the versions and changes that no safe point protects."""
 
 
 class PeerVersions(msgspec.Struct, frozen=True):
-    """The versions of a node: the one at which a reader sees all its writes, and those that its partitions,
-    by id, have resolved.  `changes` counts what was written, and grows with each commit."""
+    """The versions of a node: at which a reader sees all its writes, and which its partitions have resolved.
+
+    `resolved` is by partition id.  `changes` counts the writes, and grows with each commit.
+    """
 
     read: Version
     resolved: dict[int, Version]
@@ -315,8 +318,8 @@ class PeerVersions(msgspec.Struct, frozen=True):
 class PeerCommands(msgspec.Struct, kw_only=True):
     """A write command over RESP, or the commands of a transaction, and the rights of its caller.
 
-    `on` are the qualified keys.  `watched` has the versions of those that are watched, and `watched_ms` the
-    moments since when; `watched` is None for a single command.
+    `on` are the qualified keys.  `watched` has the versions of watched keys, and `watched_ms` the times at
+    which the watches began; `watched` is None for a single command.
     """
 
     requests: list[list[bytes]]
@@ -352,7 +355,7 @@ class PeerPort(Protocol):
 
     @Action(Role.ADMIN, Scope.SITE, repeatable=True, anywhere=True)
     def settle_peer(self) -> Version:
-        """Make all writes of this node durable, and load the catalog; a version above all of them."""
+        """Make all writes of this node durable and load the catalog; return a version above all writes."""
 
     @Action(Role.ADMIN, Scope.SITE, repeatable=True, anywhere=True)
     def peer_partitions(self) -> list[PartitionStatistics]:
@@ -364,31 +367,31 @@ class PeerPort(Protocol):
 
     @Action(Role.ADMIN, Scope.SITE, audited=True, lengthy=True, anywhere=True)
     def split_peer(self, key: bytes) -> tuple[int, int]:
-        """Cut a partition of this node in two, before a qualified key."""
+        """Split a partition of this node before a qualified key."""
 
     @Action(Role.ADMIN, Scope.SITE, audited=True, lengthy=True, anywhere=True)
     def merge_peer(self, left: int, right: int) -> int:
-        """Join two partitions of this node."""
+        """Merge two partitions of this node."""
 
     @Action(Role.ADMIN, Scope.SITE, audited=True, lengthy=True, anywhere=True)
     def move_peer(self, partition: int, node: int) -> int:
-        """Give a partition of this node to another."""
+        """Move a partition of this node to another node."""
 
     @Action(Role.ADMIN, Scope.SITE, repeatable=True, anywhere=True)
     def refresh_peer(self) -> None:
-        """Load the map now, and serve the partitions that it gives to this node."""
+        """Load the partition map now, and serve the partitions that it assigns to this node."""
 
     @Action(Role.ADMIN, Scope.SITE, audited=True, anywhere=True)
     def keep_peer(self) -> None:
-        """Take the keeper's lease from the node that asks."""
+        """Take over the keeper's lease from the calling node."""
 
     @Action(Role.ADMIN, Scope.SITE, large=True, anywhere=True)
     def run_commands(self, commands: PeerCommands) -> PeerReply:
-        """Run commands in a round of this node; PartitionMoved if it does not own all of their keys."""
+        """Run commands in a round of this node.  Raises PartitionMoved if it does not own all keys."""
 
     @Action(Role.ADMIN, Scope.SITE, repeatable=True, anywhere=True)
     def fate(self, transaction: str) -> Fate:
-        """The decision about a transaction's prepared writes; NotKeeper if another node keeps the site."""
+        """The decision about a transaction's prepared writes.  Raises NotKeeper if this is not the keeper."""
 
 
 class MembershipPort(Protocol):
@@ -404,15 +407,15 @@ class MembershipPort(Protocol):
 
     @Action(Role.READ, Scope.NAMESPACE, repeatable=True)
     def rewritable_version(self, namespace: str) -> Version:
-        """All that other sites wrote into a namespace up to here is in; 0 if one of them sent nothing yet."""
+        """The version up to which all writes of other sites are in; 0 if one site has sent nothing yet."""
 
     @Action(Role.READ, Scope.NAMESPACE, repeatable=True)
     def shared_since(self, namespace: str, position: Version) -> Version:
-        """The version after which a site at a position finds all that it still needs of a namespace."""
+        """The version above which a site at a position finds all changes of a namespace that it needs."""
 
     @Action(Role.REPLICATE, Scope.NAMESPACE, audited=True, repeatable=True)
     def note_rewritten(self, namespace: str, since: Version) -> None:
-        """Remember that all data of a namespace was rewritten above a version: it may be shared."""
+        """Store that all data of a namespace was rewritten above a version, so that it can be shared."""
 
     @Action(Role.ADMIN, Scope.NAMESPACE, audited=True, repeatable=True)
     def declare_loaded(self, namespace: str) -> Version:
@@ -420,15 +423,15 @@ class MembershipPort(Protocol):
 
     @Action(Role.ADMIN, Scope.NAMESPACE, audited=True, repeatable=True)
     def adopt_watermark(self, namespace: str, watermark: dict[int, Version], horizon: Version) -> None:
-        """Let links go on from the position of the site from which a namespace was loaded."""
+        """Set the positions of links to those of the site from which a namespace was loaded."""
 
     @Action(Role.ADMIN, Scope.SITE, audited=True, repeatable=True)
     def finish_rejoining(self) -> list[str]:
-        """Let a restored site take part again, unless it lacks namespaces: these."""
+        """End the rejoining of a restored site, unless namespaces are missing; return the missing ones."""
 
 
 class ReplicationPort(Protocol):
-    """Tells and moves the positions of links."""
+    """Returns and moves the positions of links."""
 
     @Action(Role.READ, shown_by=lambda link: link.namespace, repeatable=True)
     def links(self) -> list[LinkPosition]:
@@ -446,7 +449,7 @@ class ReplicationPort(Protocol):
         lengthy=True,
     )
     def cut_link(self, positions: dict[str, Version], changes_max: int | None) -> list[NamespaceCut]:
-        """Where the next step of a link ends whose target is at these positions."""
+        """The end of the next step of a link whose target is at these positions."""
 
     @Action(
         Role.REPLICATE,
@@ -454,7 +457,7 @@ class ReplicationPort(Protocol):
         audited=True,
         unsaid=("applied",),
         repeatable=True,
-        # A site that was away brings all heartbeats that it has missed.
+        # A site that was away brings all heartbeats that were not delivered meanwhile.
         large=True,
         namespaces=lambda arguments: [part.name for part in arguments["step"].namespaces] or [None],
     )
@@ -469,7 +472,7 @@ class ReplicationPort(Protocol):
         namespaces=lambda arguments: arguments["namespaces"] or [None],
     )
     def stall_link(self, source_id: int, namespaces: list[str], reason: str) -> None:
-        """Report why a link does not advance.  The reason is shown until it does."""
+        """Report why a link does not advance.  The reason is shown until it advances."""
 
     @Action(Role.READ, Scope.NAMESPACE, repeatable=True)
     def watermark(self, namespace: str, at: Version | None) -> dict[int, Version]:
@@ -477,7 +480,7 @@ class ReplicationPort(Protocol):
 
     @Action(Role.READ, Scope.NAMESPACE, repeatable=True)
     def covers(self, namespace: str, stamp: Stamp, at: Version | None) -> bool:
-        """Whether all is here that the stamp's site had written before, as far as a link brings it."""
+        """Whether this site has all changes of the stamp's site at or below the stamp's version."""
 
 
 class VerificationPort(Protocol):
@@ -487,15 +490,15 @@ class VerificationPort(Protocol):
     def find_records(
         self, namespace: str, keys: list[bytes], at: Version | None, thin: bool
     ) -> list[FoundRecord | None]:
-        """The newest records of keys, in order, dead or alive; with `thin`, digests in place of values."""
+        """The newest records of keys, in order, live or deleted; with `thin`, digests in place of values."""
 
     @Action(Role.ADMIN, Scope.NAMESPACE, audited=True, unsaid=("repairs",), large=True)
     def repair_records(self, namespace: str, repairs: list[Repair]) -> list[bool]:
-        """Store records, with their stamps, under keys that still hold what was seen; which were stored."""
+        """Store records with their stamps, if their keys are unchanged; return for each whether it was."""
 
     @Action(Role.WRITE, Scope.SITE, repeatable=True)
     def note_comparison(self, report: ComparisonNote) -> None:
-        """Take in what a comparison of this site with others has found, or how far it is."""
+        """Accept a report about the progress or the result of a comparison of this site with others."""
 
     @Action(Role.ADMIN, Scope.SITE, repeatable=True, lengthy=True)
     def examine(self, quick: bool) -> list[CheckResult]:
@@ -507,7 +510,7 @@ class StatusPort(Protocol):
 
     @Action(Role.READ, Scope.SITE, repeatable=True)
     def statistics(self) -> SiteStatistics:
-        """The site at this moment."""
+        """The statistics of the site at this moment."""
 
     @Action(Role.READ, Scope.SITE, repeatable=True)
     def replication(self) -> ReplicationStatistics:
@@ -515,12 +518,12 @@ class StatusPort(Protocol):
 
     @Action(Role.READ, Scope.SITE, repeatable=True)
     def overview(self) -> SiteOverview:
-        """All that an operator looks at, with what is wrong and what to do about it."""
+        """The overview for operators, with problems and advice."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeerCredentials:
-    """The files with which a node verifies other nodes, and which it shows to them."""
+    """The files with which a node verifies other nodes and authenticates itself to them."""
 
     tls_root: str | PathLike[str] | None = None
     tls_certificate: str | PathLike[str] | None = None
@@ -548,11 +551,11 @@ class Host(ABC):
     node_port: NodePort
     # The directory of the site, whose disk is watched; None for a site in a database or behind a server.
     disk: Path | None = None
-    # The token that other nodes of the site show; None if there are none.
+    # The token with which other nodes of the site authenticate; None if there are none.
     peer_token: str | None = None
-    # What the server of the site tells, for overviews.
+    # Facts that the server of the site sets, for overviews.
     facts: ServingFacts
-    # Whether this process answers for the whole site; of several nodes, the keeper does.
+    # Whether this process answers for the whole site.  With several nodes, only the keeper does.
     keeps: bool = True
 
     @property
@@ -570,27 +573,27 @@ class Host(ABC):
         """Give the partitions of this process to other nodes, before it stops."""
 
     def require_ready(self) -> None:
-        """Raise the reason for which this process does not serve now."""
+        """Raise the error because of which this process does not serve now, if any."""
         self.versions.read_version()
 
     def engine_measures(self) -> EngineMeasures | None:
-        """Figures of the engine; None if it lies behind a network, or has none."""
+        """Measurements of the engine; None if it has none, or is behind a network."""
         return None
 
     def node_counters(self) -> NodeCounters | None:
-        """Counters of this process as a node of several; None if it is none."""
+        """Counters of this process as one of several nodes; None if it is not."""
         return None
 
     def advertise(self, url: str, credentials: PeerCredentials) -> None:  # noqa: B027
-        """Note the URL of this process and its credentials for other nodes."""
+        """Announce the URL of this process to other nodes, and set its credentials for calls to them."""
 
     @abstractmethod
     def physical_ms(self) -> int:
-        """The site's time in unix milliseconds, at which a time to live begins."""
+        """The site's time in unix milliseconds, from which a time to live counts."""
 
     @abstractmethod
     def version_ms(self) -> int:
-        """The time of the site's next version, from which ids of commits are made.  It never goes back."""
+        """The physical time of the site's next version, used for ids of commits.  It never goes back."""
 
     def owners(self) -> Owners:
         """The nodes that serve the site; empty if one process does."""
@@ -610,7 +613,7 @@ class Host(ABC):
 
     @abstractmethod
     def wake_readers(self) -> None:
-        """Let readers that wait for changes here yield at once, so that a stopping server can end them."""
+        """Wake readers that wait for changes here, so that a stopping server can end their streams."""
 
     @abstractmethod
     def write_stream(self, command: StreamCommand) -> WriteStream:

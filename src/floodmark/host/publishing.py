@@ -1,4 +1,4 @@
-"""Publishes data sets: loads a generation of a namespace beside the one that is read, and swaps.
+"""Publishes data sets: loads a new generation of a namespace beside the current one, and swaps.
 
 1. **Load.**  A record is stored under the physical id of the new generation, *at the base version*.  That is
    its stamp as well: (base, this site).  So a row that is sent twice replaces itself.  No reader finds it,
@@ -77,18 +77,18 @@ from floodmark.partition.families import DATA
 from floodmark.partition.generations import below, is_above, place
 from floodmark.partition.node import Node
 
-# A publication of which nothing was heard for so long is over.
+# A publication whose publisher has made no call for this long is abandoned.
 PUBLISHING: Final = timedelta(hours=1)
-# How long earlier generations stay for a rollback, and with them all changes made since.
+# How long earlier generations, and all changes made since, are kept for a rollback.
 KEPT_FOR: Final = timedelta(days=3)
-# How long a pass of the rewind may take; the publisher asks for the next one.
+# The maximum duration of a pass of the rewind.  The publisher requests the next pass.
 PASS_MS_MAX: Final = 5_000
-# So many passes may copy changes and gain no ground, as in a dense part of the change log.
+# The number of passes that may copy changes without reducing the lag, as in a dense part of the change log.
 FUTILE_MAX: Final = 20
-# How long the swap waits for what was written before it; a takeover takes 5 to 8 seconds.
+# How long the swap waits for earlier writes to be resolved; a takeover takes 5 to 8 seconds.
 JOIN_MS_MAX: Final = 30_000
 SWAP_TRIES_MAX: Final = 50
-# Records that a rollback copies at once.
+# The number of records that a rollback copies in one portion.
 _COPIED_ROWS_MAX: Final = 50_000
 _RENEWED_EVERY_MS: Final = PUBLISHING // timedelta(milliseconds=1) // 10
 
@@ -129,7 +129,8 @@ class LocalGenerations(LocalPort):
                     generation=left.number,
                 )
             if left is not None and origin == self._node.site_id:
-                # The site that the stamps name keeps the publisher's base; this may be another one.
+                # The site of the stamps keeps the base with which the publisher began; other sites take
+                # `base`.
                 if base not in (0, left.base) or origin != left.origin:
                     raise PublicationConflict(
                         f"publisher {publisher!r} has begun to publish {namespace!r} as of version "
@@ -150,9 +151,9 @@ class LocalGenerations(LocalPort):
     def _begin(
         self, row: NamespaceRow, base: Version, publisher: str, *, source: int | None, origin: int
     ) -> GenerationRow:
-        """Begin a generation, in the place of what an earlier call of the same publisher has left.
+        """Begin a generation; it replaces one that an earlier call of the same publisher has left unfinished.
 
-        The rows of that may be others.
+        That one is not resumed, because its rows may be others.
         """
         with self._loads:
             now = self._node.clock.now()
@@ -165,7 +166,7 @@ class LocalGenerations(LocalPort):
         return loading
 
     def load_generation(self, namespace: int, number: int, rows: Mapping[bytes, bytes]) -> int:
-        """Store records of a data set, durably; how many.  Those of a call become one file of the engine."""
+        """Store records of a data set durably, as one file of the engine; return their number."""
         if not rows:
             return 0
         ordered = rows if isinstance(rows, Pairs) and rows.is_ordered else Pairs.of(rows)
@@ -203,13 +204,13 @@ class LocalGenerations(LocalPort):
             row = self._require_publishable(namespace, everywhere=True)
             if row.present.number != number:
                 self._join(row, number)
-                # Outside the turn: all that was loaded goes to disk.
+                # Outside the write turn, because this flushes everything loaded to disk.
                 self._node.engine.sync()
                 with self._loads:
                     self._swap(row, number)
             self._hold_kept(row, keep)
             if row.loading is None:
-                # It may be a repeated call: another publisher may have begun since.
+                # This may be a repeated call, and another publisher may have begun since.
                 self._release(_safe_point(row))
             # All nodes read it.
             self._site.nodes.settled_version()
@@ -268,9 +269,10 @@ class LocalGenerations(LocalPort):
     # Upkeep
 
     def collect(self, row: NamespaceRow, safe_point: Version) -> None:
-        """Remove generations behind the safe point, and publications whose publisher was not heard of.
+        """Remove generations that ended at or below the safe point, and abandoned publications.
 
-        While a publisher is at work this is left to the next run: the thread writes heartbeats, too.
+        Does nothing during a call of a publisher, so as not to block the calling thread, which also writes
+        heartbeats; the next run does the work.
         """
         if not self._lock.acquire(blocking=False):
             return
@@ -285,7 +287,7 @@ class LocalGenerations(LocalPort):
             self._lock.release()
 
     def remove_generation(self, row: NamespaceRow, generation: GenerationRow) -> None:
-        """Remove the records of a generation, and then the last trace of it."""
+        """Remove the records of a generation, and then its row."""
         self._node.retention.remove_generation(generation.id)
         with self._node.storage.settled():
             left = [each for each in row.generations if each.number != generation.number]
@@ -294,7 +296,7 @@ class LocalGenerations(LocalPort):
     # Steps
 
     def _join(self, row: NamespaceRow, number: int) -> None:
-        """Let a generation get all writes from now on, and copy those that it did not get."""
+        """Direct all new writes to a generation, too, and copy the earlier ones that it lacks."""
         with self._node.storage.settled():
             if not self._require_loading(row, number).joined:
                 self._catalog.change_generation(row, number, joined=True)
@@ -304,17 +306,17 @@ class LocalGenerations(LocalPort):
             self._rewind(row, number)
 
     def _swap(self, row: NamespaceRow, number: int) -> None:
-        """Let a generation that has joined be read, at a version that no node has announced."""
+        """Make a joined generation the current one, at a version that no node has announced."""
         storage, nodes = self._node.storage, self._site.nodes
         with storage.settled():
             generation = self._require_loading(row, number)
             self._require_publishable(row.name, everywhere=True)
-            # Keys that the data set lacks are gone without a tombstone.  What other sites wrote before it
-            # is left out when it comes (`published_stamps`).
+            # Keys that the data set lacks vanish without a tombstone.  Older writes of other sites that
+            # arrive later are dropped (`published_stamps`).
             is_shared = bool(self._members.of(row.name))
             horizon = [] if is_shared else [self._node.retention.raise_horizon(row.id, generation.base)]
 
-            # Looked up once: after a recovery the catalog shows the swap before it is told of it.
+            # Looked up once: after a recovery the catalog may show the swap before `show` is called.
             present = row.present.number
 
             def swapped(version: Version) -> list[GenerationRow]:
@@ -346,7 +348,8 @@ class LocalGenerations(LocalPort):
         resolved = node.resolved_version()
         replayed, position, begun_ms = 0, generation.position, node.clock.time_source()
         if position < (begin := _log_begin(self._node, row)):
-            # What the change log lacks is taken from the records.  Of a key only the newest counts.
+            # Changes that the change log lacks are taken from the records, which have the newest change of
+            # each key.
             for engine_keys, values in _stored_records(node.engine, row.present):
                 keys, versions = _decode(row, engine_keys)
                 copied = _above_base(keys, values, versions, generation, node.site_id)
@@ -361,7 +364,7 @@ class LocalGenerations(LocalPort):
                 position = batch.through
                 if node.clock.time_source() - begun_ms > PASS_MS_MAX:
                     break
-            # A publisher that goes on begins with the base again.
+            # A publisher that resumes begins at the base again.
             self._hold(row)
             with node.storage.settled():
                 self._require_loading(row, number)
@@ -391,7 +394,7 @@ class LocalGenerations(LocalPort):
         self, row: NamespaceRow, number: int, engine_keys: Sequence[bytes], values: Sequence[bytes]
     ) -> None:
         """Store records of a generation that is loading, durably, in order of their keys in the engine."""
-        # Not in the turn: others write meanwhile.
+        # Outside the write turn, so that others can write meanwhile.
         with self._loads:
             if may_expire(values):
                 namespace = encode_namespace(row.id)
@@ -406,14 +409,17 @@ class LocalGenerations(LocalPort):
                     continue
 
     def _end(self, row: NamespaceRow, number: int) -> None:
-        """Let a generation take no more rows: its publication is over."""
+        """End the publication of a generation: it accepts no more rows."""
         with self._loads, self._node.storage.settled():
             self._catalog.change_generation(row, number, until=self._node.clock.now())
 
     # Conditions
 
     def _require_publishable(self, namespace: str, *, everywhere: bool) -> NamespaceRow:
-        """A namespace that takes a data set; `everywhere` says that the sites that share it get it, too."""
+        """The namespace, if a data set can be published into it.
+
+        `everywhere` is whether all sites that share it get the data set, as is required for a shared one.
+        """
         row = self._catalog.get(namespace)
         require_last_write(row)
         if self._members.of(namespace) and not everywhere:
@@ -436,7 +442,7 @@ class LocalGenerations(LocalPort):
         return generation
 
     def _require_later(self, row: NamespaceRow, base: Version, trimmed: Version) -> None:
-        """Refuse a base from which not all changes are to be had."""
+        """Raise VersionCollected for a base after which changes are missing in the change log."""
         present = row.present
         if base < max(present.base, trimmed):
             known = (
@@ -458,7 +464,7 @@ class LocalGenerations(LocalPort):
         return self._catalog.get(name)
 
     def _hold(self, row: NamespaceRow, version: Version | None = None) -> None:
-        """Keep what was written above a version for a publication; above the one that is held by default."""
+        """Hold the changes above a version for a publication; by default, above the version already held."""
         if version is None:
             points = self._site.safe_points.list()
             loading = row.loading
@@ -469,7 +475,7 @@ class LocalGenerations(LocalPort):
         self._renewed_at_ms[row.id] = self._node.clock.time_source()
 
     def _renew(self, row: NamespaceRow, generation: GenerationRow) -> None:
-        """Keep what a publication needs, now and then while its rows are loaded."""
+        """Renew the hold of a publication at intervals while its rows are loaded."""
         if self._node.clock.time_source() - self._renewed_at_ms.get(row.id, 0) <= _RENEWED_EVERY_MS:
             return
         try:
@@ -482,7 +488,7 @@ class LocalGenerations(LocalPort):
             self._hold(row)
 
     def _hold_kept(self, row: NamespaceRow, keep: int) -> None:
-        """Hold what was written since the end of the generations that stay: a rollback takes it over."""
+        """Hold the changes made since the end of the kept generations, because a rollback copies them."""
         kept = [each.until for each in row.generations if each.since is not None and each.until is not None]
         if keep and kept:
             self._site.safe_points.hold(_kept_point(row), kept[-keep:][0] - 1, KEPT_FOR, row.id)
@@ -495,9 +501,9 @@ class LocalGenerations(LocalPort):
 
 
 def rewind_until(near_ms: int, rewind: Callable[[], Rewound]) -> Iterator[Rewound]:
-    """Copy changes again and again, until few are left or no ground is gained.
+    """Call `rewind` repeatedly, until the lag is at most `near_ms` or does not shrink any more.
 
-    Others may write as fast as they are copied, and a prepared write holds back what can be.
+    Others may write changes as fast as they are copied, and a prepared write limits what can be copied.
     """
     futile, least_ms = 0, None
     while futile < FUTILE_MAX:
@@ -536,7 +542,7 @@ def _require_another_base(row: NamespaceRow, base: Version) -> None:
 
 
 def _require_passed(node: Node, row: NamespaceRow, generation: GenerationRow) -> None:
-    """Refuse to remove what readers of the past may still ask for."""
+    """Refuse to remove a generation that readers of the past may still request."""
     oldest = node.retention.collected_version(row.id)
     if generation.until is not None and generation.until > oldest:
         raise PublicationConflict(
@@ -585,7 +591,7 @@ def _above_base(
     generation: GenerationRow,
     site_id: int,
 ) -> tuple[list[bytes], list[bytes], list[Version]]:
-    """Keys, values and versions of those changes whose stamp is above that of the data set."""
+    """The keys, values and versions of the changes whose stamps are above that of the data set."""
     copied = [
         (key, value, version)
         for key, value, version, origin in zip(keys, values, versions, find_origins(values), strict=True)
@@ -627,9 +633,9 @@ def _flags_of(values: Sequence[bytes]) -> NDArray[numpy.uint8]:
 def _rows(
     generation: GenerationRow, keys: Sequence[bytes], values: Sequence[bytes], versions: Sequence[Version]
 ) -> list[WriteRow]:
-    """Records of a generation as rows of the engine, with those that tell of their expiry.
+    """Records of a generation as rows of the engine, with the rows of their index of expiries.
 
-    The index of expiries has the keys as readers find them, once the generation is read.
+    The index has the keys under which readers find the records once the generation is current.
     """
     if not keys:
         return []

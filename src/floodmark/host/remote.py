@@ -29,11 +29,11 @@ from floodmark.wire import (
 )
 from floodmark.wire.messages import HOLD, RELEASE, Hello
 
-# How long the server's clock is taken to run like this machine's before it is asked again.
+# The interval at which the server's clock is read again; in between, this machine's clock measures.
 CLOCK_MS_MAX: Final = 60_000
 
-# A reader that is open for longer than this asks the server to keep its version; the server forgets after
-# a minute, unless it is asked again.
+# A reader that is open for longer than this holds its version at the server.  The hold expires after a minute
+# unless it is renewed.
 HOLD_SECONDS: Final = 5.0
 LOOKS_PER_RENEWAL: Final = 4
 
@@ -61,7 +61,7 @@ class RemoteHost(Host):
         return self._clock.version_ms()
 
     def reading(self, version: Version, namespace: int) -> AbstractContextManager[object]:
-        # A stream holds its version by itself, but between the streams of several partitions nothing does.
+        # A stream holds its version itself, but nothing holds it between the streams of several partitions.
         return self._holds.holding(version, namespace, at_once=True)
 
     def changes(self, request: ChangesRequest) -> Iterator[ChangeBatch]:
@@ -82,11 +82,11 @@ class RemoteHost(Host):
                 hold.version = max(hold.version, batch.through)
 
     def wake_readers(self) -> None:
-        # None of its readers waits in this process.
+        # No reader of the site waits in this process.
         pass
 
     def _owner_of(self, request: ChangesRequest) -> str | None:
-        """The node that owns the first key of some changes: any node has them, but readers should spread."""
+        """The node that owns the first requested key.  Any node has the changes; this spreads the readers."""
         if request.namespace is None or not self._nodes.are_several:
             return None
         partition = self.router.maps.map.route(request.keys.start)
@@ -102,7 +102,7 @@ class RemoteHost(Host):
 
 
 class RemoteNamespaces:
-    """The calls of a namespace port, with one row for each namespace: holders see its changes."""
+    """The calls of a namespace port.  Each namespace has one row object, so that its holders see changes."""
 
     def __init__(self, calls: NamespacePort) -> None:
         self._calls = calls
@@ -131,7 +131,7 @@ class RemoteNamespaces:
 
 
 class ServerClock:
-    """A server's time, by what elapses on this machine.  Never behind it: no time to live is cut short."""
+    """A server's time, measured with this machine's clock; never behind it, which would cut times to live."""
 
     def __init__(self, nodes: Nodes, elapsed_source: TimeSource) -> None:
         self._nodes = nodes
@@ -162,7 +162,7 @@ class ServerClock:
         return self._elapsed_source() + self._offset_ms
 
     def version_ms(self) -> int:
-        """The time of the site's next version: after a jump back that stands still until time catches up."""
+        """The time of the site's next version, which does not go back when the site's clock does."""
         now_ms = self.physical_ms()
         return max(now_ms, self._version_ms)
 
@@ -176,7 +176,7 @@ class ReaderHold:
         self.lease: int | None = None
         # The server that gave the lease.
         self.url = ""
-        # How often the thread that renews has looked at it.
+        # The number of passes of the renewing thread over this hold.
         self.looks = 0
 
 
@@ -227,7 +227,8 @@ class ReaderHolds:
                 hold.looks += 1
                 is_lost = hold.lease is None or hold.url != self._nodes.near
                 if is_lost or hold.looks % LOOKS_PER_RENEWAL == 0:
-                    # If the version is gone, or the server is away, the reader itself gets the error.
+                    # If the version was collected, or the server does not answer, the reader itself gets the
+                    # error.
                     with suppress(FloodmarkError):
                         self._renew(hold)
 
@@ -237,6 +238,6 @@ class ReaderHolds:
 
     def _release(self, hold: ReaderHold) -> None:
         if hold.lease is not None and not self._closed:
-            # A lease that is not released ends by itself.
+            # A lease that is not released expires.
             with suppress(FloodmarkError):
                 self._nodes.call(RELEASE, hold.lease)

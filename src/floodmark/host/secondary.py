@@ -1,9 +1,9 @@
 """Reads the directory of a site without opening the site, also while another process has it open.
 
 Spark's workers read a directory beside its writer and take no lock: each opens the database as a RocksDB
-*secondary*, a view of the moment at which it last caught up.  Such a view holds every commit before the last
-that it shows; up to where it is *complete*, the writer's heartbeats say.  If no process has the site open,
-all of it is.  This module loads RocksDB; clients of a server do without.
+*secondary*, a view of the moment at which it last caught up.  Such a view has every commit before the last
+one that it shows.  The writer's heartbeats tell up to which version it is *complete*; if no process has the
+site open, all of it is.  Importing this module loads RocksDB, which clients of a server do not need.
 """
 
 import os
@@ -56,7 +56,7 @@ from floodmark.partition.layout import LogRow, load_logs, load_partitions, load_
 from floodmark.partition.read.changelog import look_up_value, read_logs
 from floodmark.partition.read.records import find_before, require_kept, scan_records_page
 
-# Attempts to look at a site that another process opens or closes meanwhile.
+# The number of attempts to open a site that another process is opening or closing.
 _LOOKS_MAX: Final = 100
 
 
@@ -74,7 +74,7 @@ class DirectoryReader:
         self._complete: Version = 0
         self._scratch = TemporaryDirectory(prefix="floodmark-", ignore_cleanup_errors=True)
         try:
-            # Loaded before the files are looked at: they only grow.
+            # Loaded before the files are read, because they only grow.
             witness = WitnessFile(witness_path(path)).load()
             self._secondary = _open_engine(engine_path(path), Path(self._scratch.name), witness)
             self._engine = GenerationsEngine(self._secondary)
@@ -108,7 +108,7 @@ class DirectoryReader:
             self._engine.close()
             raise
 
-    # What is there
+    # Contents
 
     def find_namespace(self, name: str) -> NamespaceRow:
         """The namespace of a name."""
@@ -174,7 +174,7 @@ class DirectoryReader:
         node = next((log for log in load_logs(self._engine) if log.id == NODE), None)
         if node is None:
             return 0
-        # What was trimmed had been announced; and at the beginning there was nothing to come.
+        # Trimmed changes had been announced before, and nothing precedes the beginning.
         known = max(node.opened_at, self._trimmed_version())
         row = self._last_row(node)
         if row is None:
@@ -237,7 +237,7 @@ class DirectoryReader:
         )
 
     def changes(self, request: ChangesRequest) -> Iterator[ChangeBatch]:
-        """The changes that were asked for, as far as they are complete and still in the change log."""
+        """The requested changes, as far as they are complete and still in the change log."""
         if request.follow:
             raise InvalidArgument(
                 f"{self._path} is read up to the present and not followed; serve the site, and follow it by "
@@ -294,7 +294,7 @@ class DirectoryReader:
         return gather_lines(pages, until, columns)
 
     def _require_changes_kept(self, since: Version, namespace: int | None) -> None:
-        """Large values are looked up in the data, which goes before the change log does."""
+        """Raise VersionCollected if the data in which large values are looked up was collected."""
         live = [row.id for row in self._live_namespaces().values()]
         for each in live if namespace is None else [namespace]:
             require_kept(since, self._collected_version(encode_namespace(each)))
@@ -303,7 +303,7 @@ class DirectoryReader:
         try:
             return look_up_value(self._engine, key, version)
         except Corruption:
-            # The data of a dropped namespace goes before its changes do.
+            # The data of a dropped namespace is removed before its changes are.
             namespace = int.from_bytes(key[:NAMESPACE_BYTES], "big")
             if any(row.id == namespace for row in self._live_namespaces().values()):
                 raise

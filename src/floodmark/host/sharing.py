@@ -1,9 +1,9 @@
-"""Puts a topology in force at a site, and takes in the namespaces that the site begins to share.
+"""Puts a topology in force at a site, and prepares the namespaces that the site begins to share.
 
-A namespace joins empty: stamps of older writes could bring a deleted key back at one site and not at another.
- Existing data is first rewritten under new stamps (`floodmark namespace rewrite`), except at a sole source,
-whose copies begin with a snapshot (`links/pair.py`).  A namespace that is no longer shared is as if it had
-never been.
+A namespace joins empty: older stamps could bring a deleted key back at one site and not at another.  Existing
+data is first rewritten under new stamps (`floodmark namespace rewrite`), except at a sole source, whose
+copies begin with a snapshot (`links/pair.py`).  A namespace that is no longer shared is treated as if it had
+never been shared.
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ class Sharing(LocalPort):
         return self._members.topology
 
     def set_topology(self, topology: Topology) -> None:
-        """Topology first, then missing namespaces: the same call goes on after a failure in between."""
+        """Store the topology, then create missing namespaces; after a failure, the call can be repeated."""
         rows = {row.name: row for row in self._catalog.live()}
         if self._members.check(topology):
             if self._members.is_reborn_by(topology):
@@ -115,7 +115,7 @@ class Sharing(LocalPort):
         self._site.links.adopt(self._catalog.get(namespace).id, sources, horizon, watermark.get(own, 0))
 
     def missing_namespaces(self) -> list[str]:
-        """The namespaces that a site which is rejoining has not got back."""
+        """The namespaces that this rejoining site still lacks."""
         if not self._members.is_rejoining:
             return []
         topology = self._members.topology
@@ -133,7 +133,7 @@ class Sharing(LocalPort):
         return missing
 
     def _note_empty(self, row: NamespaceRow) -> None:
-        """Note of an empty namespace that all of its stamps will lie above this moment."""
+        """Store for an empty namespace that all of its stamps will be above the present version."""
         passed = self._node.committer.passed_version()
         if self._node.is_unwritten(row.id):
             self._members.note_rewritten(row.id, passed)
@@ -146,7 +146,7 @@ class Sharing(LocalPort):
             _require_policy(self._catalog.get(name), topology)
 
     def _require_lost(self, rows: Iterable[NamespaceRow]) -> None:
-        """Refuse that a site which has its data becomes another incarnation of itself."""
+        """Refuse a new incarnation for a site that still has its data."""
         for row in rows:
             if not self._node.is_unwritten(row.id):
                 raise InvalidConfiguration(

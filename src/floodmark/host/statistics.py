@@ -20,7 +20,7 @@ class PartitionStatistics:
     writes: int
     reads: int
     bytes_written: int
-    # Reads and writes a second, over the last minutes.
+    # Reads and writes per second, over the last minutes.
     rate: float = 0.0
     # The node that owns it; 0 if one process serves the site.
     node: int = 0
@@ -49,9 +49,9 @@ class NodeCounters:
     """Counters of one process as a node, since it started."""
 
     node: int
-    # Nodes that this one declared dead and replaced.
+    # The number of nodes that this one declared dead and replaced.
     takeovers: int
-    # How often this one was fenced, and started again by itself.
+    # How often this node was fenced, and restarted itself.
     restarts: int
 
 
@@ -89,7 +89,7 @@ class GarbageReport:
 
 @dataclass(frozen=True, kw_only=True)
 class SiteStatistics:
-    """A site at one moment.  `held_back_by` lists holds over two seconds, the longest first."""
+    """A site at one moment.  `held_back_by` lists holds of more than two seconds, the longest first."""
 
     site: str
     site_id: int
@@ -135,8 +135,8 @@ class LinkStatistics:
     """The link of one namespace from one other site.
 
     Changes up to `through`, a version of the source, are in.  The age of the last heartbeat is None if none
-    ever came, the lag None if no change came in the last minutes.  `changes` came in the last minutes, and
-    `changes_ever` since the site was opened.  Intervals are those between heartbeats.
+    has ever arrived, the lag None if no change arrived in the last minutes.  `changes` counts the last
+    minutes, and `changes_ever` the time since the site was opened.  Intervals are those between heartbeats.
     """
 
     source: str

@@ -29,14 +29,14 @@ from floodmark.transaction.records import Aborting, Begun, Committing, Joined, d
 
 # How long a change of settings waits for records taken under the old ones.
 FLUSH_MS_MAX: Final = 10_000
-# How long a report waits for records and acknowledgements that are on their way.
+# How long a report waits for records and acknowledgements that are being written.
 REPORT_SECONDS_MAX: Final = 1.0
 
 _SETTINGS: Final = b"transactions/settings"
 
 
 class TransactionSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How the logs are written, as stored."""
+    """The stored batch settings of the logs."""
 
     coordinator: BatchSettings = BatchSettings()
     pending_ack: BatchSettings = BatchSettings()
@@ -53,19 +53,19 @@ class TransactionLogs:
         self._node = node
         self.store = node.storage
         self._lock = Lock()
-        # Those of the logs that are open.
+        # The writers of the open logs.
         self._writers: dict[LogKind, WeakSet[BatchedWriter[Any]]] = {kind: WeakSet() for kind in LogKind}
         stored = next(iter(load_metadata(node.engine, _SETTINGS, TransactionSettings)), None)
         self.settings = stored or TransactionSettings()
 
     def opened(self, log: LogKind, writer: BatchedWriter[Any]) -> None:
-        """Note a log that nothing was written to yet.  It may have been opened by settings that are past."""
+        """Register a newly opened log, and apply settings that have changed since it was opened."""
         with self._lock:
             self._writers[log].add(writer)
             writer.enabled = self.settings.of(log).enabled
 
     def change(self, log: LogKind, update: BatchUpdate) -> BatchSettings:
-        """Store other settings, and return when all records taken under the old ones are written."""
+        """Store changed settings, and return when all records accepted under the old ones are written."""
         changed = self._change(log, update)
         until_ms = monotonic_ms() + FLUSH_MS_MAX
         with self._lock:

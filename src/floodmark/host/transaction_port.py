@@ -15,7 +15,7 @@ from floodmark.model.partition import ReadSet
 from floodmark.model.transaction import TransactionOutcome, TransactionState, TransactionStatistics
 from floodmark.model.version import Version
 
-# The owner of what a process begins that has the site open itself: no caller of a server has this mark
+# The owner of transactions that a process with the site open begins.  No caller of a server has this owner
 # (`server/ownership.py`).
 OWN_MARK: Final = "0" * 16
 
@@ -39,7 +39,7 @@ class NamespaceWrites(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BatchUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Changed settings of a kind of log.  `enabled` holds at once, the others for logs opened from now on."""
+    """Changed settings of a kind of log.  `enabled` takes effect at once, others for logs opened later."""
 
     enabled: bool | UnsetType = UNSET
     max_records: int | UnsetType = UNSET
@@ -65,7 +65,7 @@ class LogReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A live record of a log, in words."""
+    """A live record of a log, described in text."""
 
     entry: int
     batch_size: int
@@ -87,7 +87,7 @@ class Transactions(Protocol):
 
     @Action(Role.WRITE, repeatable=True, owned=Owned.TRANSACTION)
     def begin(self, timeout: timedelta, coordinator: int, owner: str = "") -> str:
-        """Open a transaction, aborted if not decided in time; its id.  A server sets `owner` itself."""
+        """Begin a transaction, which is aborted at its timeout; return its id.  A server sets `owner`."""
 
     @Action(Role.WRITE, Scope.SUBSCRIPTION, owned=Owned.LEASE, repeatable=True)
     def acknowledge(
@@ -112,26 +112,26 @@ class Transactions(Protocol):
     def commit(
         self, transaction: str, writes: list[NamespaceWrites], reads: ReadSet | None = None
     ) -> Version:
-        """Commit; returns the version when all participants have applied it.
+        """Commit, and return the version when all participants have applied it.
 
-        Conflict if anything of `reads` was written after it was read.
+        Raises Conflict if anything in `reads` was written after it was read.
         """
 
     @Action(Role.WRITE, audited=True, owned=Owned.TRANSACTION, repeatable=True, lengthy=True)
     def abort(self, transaction: str, reason: str) -> None:
-        """Abort; returns when all participants have dropped the transaction."""
+        """Abort, and return when all participants have dropped the transaction."""
 
     @Action(Role.WRITE, owned=Owned.TRANSACTION, repeatable=True, lengthy=True)
     def outcome(self, transaction: str) -> TransactionOutcome:
-        """How a transaction with a coordinator has ended.  One that is not decided is aborted first."""
+        """The outcome of a transaction with a coordinator.  An undecided one is aborted first."""
 
     @Action(Role.READ, Scope.SITE, repeatable=True)
     def show(self, transaction: str) -> TransactionStatistics:
-        """A transaction, also one that has ended lately."""
+        """The statistics of a transaction, which may have ended recently."""
 
     @Action(Role.READ, Scope.SITE, repeatable=True)
     def count(self) -> TransactionCounts:
-        """The number of transactions that have not ended: cheaper than to list very many."""
+        """The number of transactions that have not ended.  Cheaper than listing very many."""
 
     @Action(Role.READ, Scope.SITE, repeatable=True)
     def logs(self) -> list[LogReport]:

@@ -1,4 +1,4 @@
-"""Single records for comparing sites: looked up with their stamps, and repaired (`divergence/`)."""
+"""Looks up single records with their stamps, and repairs them, for comparisons of sites (`divergence/`)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
@@ -24,7 +24,7 @@ from floodmark.partition.commit.repairing import find_rows
 from floodmark.partition.read.records import require_kept, require_sound
 from floodmark.routing import Router, partly_done
 
-# What an answer may hold: some dozens of the largest values.
+# The maximum size of an answer: some dozens of the largest values.
 FOUND_BYTES_MAX: Final = 2 * COMMIT_BYTES_MAX
 
 
@@ -72,9 +72,9 @@ class LocalVerification(LocalPort):
             nonlocal size
             if not is_settled:
                 owner.settle(some, version)
-            # Nodes that share an engine all read what does not change any more.
+            # Every node that shares the engine can read records that do not change any more.
             rows = find_rows(self._node.engine, encode_prefixes(some), version)
-            # Garbage collection may have passed in between.
+            # Garbage collection may have removed records meanwhile.
             require_kept(version, self._node.retention.collected.get(prefix, 0))
             for key, stored in zip(some, rows, strict=True):
                 record = None if stored is None else _found(*stored, thin=thin)
@@ -123,7 +123,7 @@ def _found(engine_key: bytes, stored: bytes, *, thin: bool) -> FoundRecord:
 def _portions(
     keys: Sequence[bytes], wanted: Mapping[bytes, Repair], limits: CommitLimits
 ) -> Iterator[list[bytes]]:
-    """Keys in as many parts as it takes for one commit to hold each."""
+    """The keys in portions that each fit into one commit."""
     portion: list[bytes] = []
     size = 0
     for key in keys:

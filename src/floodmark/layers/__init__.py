@@ -1,6 +1,6 @@
 """Layers on a site: large values, and objects with a history.
 
-Each keeps its rows in a namespace of its own, by public calls of the site alone.
+Each keeps its rows in a namespace of its own, and uses only public calls of the site.
 """
 
 from floodmark.layers.large_values import LargeValues

@@ -14,12 +14,14 @@ neither end nor leave a chunk behind.  Chunks that fit into one commit are writt
 
 A site sweeps only the rows that it wrote itself: those of another site may have been removed there already.
 Rows of a site that sends no more changes, as in a backup that was restored elsewhere, it sweeps as well.
-If a site was lost while a link brought a value, a part of its rows may be here for good: a sweep removes no
-chunk that the present record owns, and none of the value before if that record lacks chunks.
-All rows are in one namespace, so links, backups and exports take all or none.  A link applies a step by
-ranges of keys, or at several nodes, in any order: at another site, a record counts when all that its site had
-committed before is there, and until then the record before it does, with its chunks as of that record: the
-step may remove them as well, when it brings what the source has written in more than an hour.
+If a site was lost while a link copied a value, a part of its rows may stay here for good: a sweep removes no
+chunk that the present record owns, and no chunk of the previous value if the present record lacks chunks.
+
+All rows are in one namespace, so links, backups and exports take all or none.  A link applies the changes of
+a step in any order, by ranges of keys or at several nodes.  So at another site a record becomes visible only
+when that site has everything that the record's site had committed before.  Until then the previous record is
+read, as of the version before the new one, because a step that covers more than an hour may also remove the
+previous chunks.
 """
 
 from collections import deque
@@ -54,13 +56,15 @@ from floodmark.model.version import VERSION_MAX, Version, physical_ms
 LARGE_VALUES: Final = b"large values 1"
 
 CHUNK_BYTES: Final = 512 * KIB
-# Chunks of one commit, and commits under way: they bound the memory of a put, here and at the server.
+# The chunks of one commit, and the commits in flight.  They bound the memory of a put, here and at the
+# server.
 COMMIT_CHUNKS: Final = 8
 COMMITS: Final = 2
-# Up to so many chunks are read one by one when a value is opened: a scan costs more, but keeps the others.
+# A value of at most this many chunks is read by key.  A scan costs more, but protects the chunks still
+# unread.
 FEW_CHUNKS: Final = 4
 GARBAGE_AGE: Final = timedelta(hours=1)
-# For garbage rows of another site, whose changes may come here by other ways than a link, and late.
+# The age for garbage rows of another site, whose changes may arrive late by other ways than a link.
 FOREIGN_GARBAGE_AGE: Final = timedelta(days=1)
 
 _RECORD: Final = Struct(">B16sQL")
@@ -71,7 +75,7 @@ At = Version | datetime
 
 
 class Stored(NamedTuple):
-    """Where the chunks of a value are."""
+    """The decoded pointer of a record: the location, the size and the chunk size of the value."""
 
     pointer: bytes
     size: int
@@ -79,14 +83,14 @@ class Stored(NamedTuple):
 
 
 class Whole(NamedTuple):
-    """A record whose chunks are all there: now, or as of the version before a link replaced it."""
+    """A record that has all of its chunks: now, or as of the version before a link replaced it."""
 
     row: bytes
     before: Version | None
 
 
 class LargeValues:
-    """A namespace whose values have any size.  Safe to use from many threads.
+    """A namespace with values of any size.  Safe to use from many threads.
 
     >>> import floodmark, tempfile
     >>> from floodmark.layers import LargeValues
@@ -100,7 +104,7 @@ class LargeValues:
 
     def __init__(self, site: LayerSite, name: str) -> None:
         self._site = site
-        # The namespace with the rows of the layer.
+        # The namespace that holds the rows of the layer.
         self.stored = claim(site, name, LARGE_VALUES)
 
     @property
@@ -114,7 +118,7 @@ class LargeValues:
     # Reads
 
     def get(self, key: bytes, *, at: At | None = None) -> bytes | None:
-        """The whole value of a key; None if there is none."""
+        """The whole value of a key; None if the key is absent."""
         row = self.stored.get(_record_key(key), at=at)
         if row is None or row[:1] == _INLINE:
             return None if row is None else row[1:]
@@ -129,11 +133,11 @@ class LargeValues:
         return self._whole(name, self.stored.get(name), None) is not None
 
     def open(self, key: bytes, *, at: At | None = None) -> BinaryIO:
-        """The value of a key as a binary file to read and seek in; KeyNotFound if there is none.
+        """Open the value of a key as a binary file that can be read and seeked.  Raises KeyNotFound.
 
-        The stream reads one version, and keeps it from garbage collection until it is closed.  Corruption if
-        a chunk is missing or is not what was written; LinkStalled if a link brings a new value, has not
-        brought all of it, and the old one is gone.
+        The stream reads one version, and protects it from garbage collection until it is closed.  Raises
+        Corruption if a chunk is missing or damaged, and LinkStalled if a link has copied only a part of a new
+        value and the old one is gone.
         """
         name = _record_key(key)
 
@@ -213,13 +217,13 @@ class LargeValues:
                     yield version, name[1:], whole
             if not hidden or read != limit:
                 return
-            # As many as a link has not brought whole are still to be read behind them.
+            # Skipped rows, which a link has not copied completely, must be replaced by rows after them.
             limit = hidden
             first, last = (first, name) if reverse else (after(name), last)
             _, found = rows(version)
 
     def _whole(self, name: bytes, row: bytes | None, at: At | None) -> Whole | None:
-        """A record, or the one before it while a link has not brought all of its chunks."""
+        """The record, or the previous one while a link has not copied all chunks of the record."""
         before: Version | None = None
         while row is not None and row[:1] != _INLINE:
             try:
@@ -245,10 +249,10 @@ class LargeValues:
     # Writes
 
     def put(self, key: bytes, value: bytes | bytearray | memoryview | BinaryIO) -> Version:
-        """Write a value, or all that a binary file has left to read; the version at which it is visible.
+        """Write a value, or the rest of a binary file; return the version at which it becomes visible.
 
-        Until then the old value stays, whatever fails.  A large value is written in several commits, a few
-        at a time, and memory holds only these.
+        Until then the old value is kept, whatever fails.  A large value is written in several commits, and
+        memory holds only the few in flight.
         """
         name = _record_key(key)
         source = BytesIO(value) if isinstance(value, bytes | bytearray | memoryview) else value
@@ -266,21 +270,21 @@ class LargeValues:
         return self._move(name, _RECORD.pack(1, pointer, size, CHUNK_BYTES), leased=pointer)
 
     def delete(self, key: bytes) -> Version:
-        """Delete a key, whether or not it is there; the version of the deletion."""
+        """Delete a key, present or not, and return the version of the deletion."""
         return self._move(_record_key(key), None)
 
     def _lease(self, transaction: LayerTransaction, pointer: bytes, key: bytes) -> None:
-        """Write a garbage row for chunks to come, and the lease of the put that writes them."""
+        """Write the garbage row that owns the chunks of a put, and the lease of the put."""
         transaction.put(self.stored, b"c" + pointer, self._discard(transaction, pointer, key))
 
     def _discard(self, transaction: LayerTransaction, pointer: bytes, key: bytes) -> bytes:
-        """Give chunks to a garbage row; its key."""
+        """Write a garbage row for chunks; return its key."""
         row = _GARBAGE.pack(b"g", self._site.id, physical_ms(transaction.read_version), pointer)
         transaction.put(self.stored, row, key)
         return row
 
     def _write_chunks(self, key: bytes, pointer: bytes, chunks: Iterator[bytes]) -> int:
-        """Write chunks in order of their indexes, several commits at a time; the size of the value."""
+        """Write chunks in index order, with several commits in flight; return the size of the value."""
         size = index = 0
         under_way: deque[Future[None]] = deque()
         with ThreadPoolExecutor(COMMITS, "floodmark-large-values") as pool:
@@ -307,7 +311,7 @@ class LargeValues:
         self._site.run_transaction(write)
 
     def _require_lease(self, transaction: LayerTransaction, pointer: bytes, key: bytes) -> bytes:
-        """The key of the garbage row that owns the chunks of a put; TransactionEnded if they were swept."""
+        """The key of the garbage row of a put.  Raises TransactionEnded if a sweep has removed the lease."""
         garbage: bytes | None = transaction.get(self.stored, b"c" + pointer)
         if garbage is None:
             raise TransactionEnded(
@@ -347,11 +351,11 @@ class LargeValues:
     # Upkeep
 
     def sweep(self, *, older_than: timedelta = GARBAGE_AGE) -> int:
-        """Remove the chunks of values that were replaced, deleted or never completed; how many values.
+        """Remove the chunks of replaced, deleted and incomplete values; return the number of these values.
 
-        Only what was discarded more than `older_than` ago by this site, or a day ago by a site that no link
-        brings changes of: one that was removed, or whose backup was restored here.  A put sweeps two such
-        values by itself.
+        Only values that this site discarded more than `older_than` ago are swept, and those discarded more
+        than a day ago by a site whose changes no link brings: one that was removed, or whose backup was
+        restored here.  Each put also sweeps two such values.
         """
         if not isinstance(older_than, timedelta):
             raise InvalidArgument(f"older_than is a timedelta, not {older_than!r:.60}")
@@ -369,7 +373,7 @@ class LargeValues:
         return swept
 
     def _sweep_rows(self, start: bytes, end: bytes, limit: int | None) -> int:
-        """Remove garbage rows in a range, and what they own; how many."""
+        """Remove the garbage rows in a range, and the chunks that they own; return the number of rows."""
         swept = 0
         for garbage, key in self.stored.scan(start, end):
             if swept == limit:
@@ -381,7 +385,7 @@ class LargeValues:
         return swept
 
     def _is_whole(self, key: bytes) -> bool:
-        """Whether the record of a key has all of its chunks; one that was written here in this life has."""
+        """Whether the record of a key has all of its chunks; one that this site has written has them."""
         found = self.stored.record(b"r" + key)
         if found is None or found.value[:1] == _INLINE or found.stamp == Stamp(found.version, self._site.id):
             return True
@@ -394,7 +398,7 @@ class LargeValues:
         return True
 
     def _revoke(self, garbage: bytes, key: bytes, transaction: LayerTransaction) -> bool:
-        """Keep a put from going on, if the garbage row still owns its chunks; whether it does."""
+        """Remove the lease of a put, so that it cannot end; return whether the garbage row owns chunks."""
         if transaction.get(self.stored, garbage) is None:
             return False
         transaction.delete(self.stored, b"c" + garbage[-16:])
@@ -408,8 +412,8 @@ class LargeValues:
 class _Chunks(BufferedIOBase):
     """The chunks of a value as of one version, as a file.
 
-    It has a few chunks in memory, or always a scan open, which keeps that version from garbage collection.  A
-    read of a whole chunk returns it without a copy.
+    A value of few chunks is in memory; for others, an open scan protects the version from garbage collection.
+    A read of a whole chunk returns it without a copy.
     """
 
     def __init__(
@@ -475,7 +479,7 @@ class _Chunks(BufferedIOBase):
         return count
 
     def peek(self, _: int = 0, /) -> bytes:
-        """The next bytes, without moving on; lines are read by it."""
+        """The next bytes, without changing the position.  `readline` uses this."""
         return bytes(self._rest(DEFAULT_BUFFER_SIZE))
 
     def close(self) -> None:
@@ -483,7 +487,7 @@ class _Chunks(BufferedIOBase):
         super().close()
 
     def _rest(self, size: int) -> bytes | memoryview:
-        """What the chunk at the present position has from there on, up to a size."""
+        """The rest of the chunk at the present position, at most `size` bytes."""
         self._checkClosed()
         if self._position >= self._stored.size or not size:
             return b""
@@ -491,7 +495,7 @@ class _Chunks(BufferedIOBase):
         if index != self._next - 1:
             if index != self._next and not self._few:
                 self._rows = self._scan(index)
-            # If the scan is at a damaged chunk, so it is again.
+            # A damaged chunk must raise the error again at the next read.
             self._next = -1
             self._chunk = (
                 self._few[index] if self._few else self._check(index, lambda: next(self._rows, None))
@@ -502,7 +506,7 @@ class _Chunks(BufferedIOBase):
         return memoryview(self._chunk)[offset : offset + size]
 
     def _check(self, index: int, read: Callable[[], tuple[bytes, bytes] | None]) -> bytes:
-        """The chunk of an index, if that is what is read."""
+        """The chunk with an index.  Raises Corruption unless `read` returns it undamaged."""
         pointer, size, chunk_bytes = self._stored
         try:
             found, chunk = read() or (b"", b"")
@@ -553,7 +557,7 @@ def _chunk_key(pointer: bytes, index: int) -> bytes:
 
 
 def _rows(pointer: bytes, index: int, chunks: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
-    """The rows of chunks that follow each other, from an index on."""
+    """The rows of consecutive chunks, from an index on."""
     return [
         (_chunk_key(pointer, place) + checksum(chunk), chunk) for place, chunk in enumerate(chunks, index)
     ]

@@ -1,14 +1,14 @@
-"""Objects and the states that they were in, by the times of their users (valid time).
+"""Objects and their states over time, in the time that their users give (valid time).
 
     name | 0 | ~valid from: 8      valid to: 8 | state
 
-Times are microseconds since 1970, offset so that they sort as unsigned numbers; the last number stands for
-"still".  Spans stand newest first, so that the one at a moment is the first at or behind a key.
+Times are microseconds since 1970, offset so that they sort as unsigned numbers; the highest number stands for
+"still".  Spans are stored newest first, so that the span at a moment is the first one at or after a key.
 
-The spans `[from, to)` of an object do not overlap.  A state holds from its time to the next change that is
-known: one that arrives late cuts the span that it falls into.  Neighbours with equal bytes are joined, and
-the moment between them is forgotten.  Two sites that write one object before they hear of each other may
-leave rows that overlap: whatever a row says, its span ends where the next one begins.
+The spans `[from, to)` of an object do not overlap.  A state holds from its time to the next known change: a
+change that arrives late cuts the span that it falls into.  Adjacent spans with equal bytes are joined, and
+the moment between them is not kept.  Two sites that change one object concurrently may leave rows that
+overlap: whatever a row says, its span ends where the next one begins.
 
 The change log is an ordered log in a namespace of its own.  An entry is written with the change:
 
@@ -36,7 +36,7 @@ _GIVEN: Final = (b"\x00", b"\x01")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _OFFSET: Final = 1 << 63
 _STILL: Final = (1 << 64) - 1
-# Behind the row with the name of the layer, and before all names.
+# After the row with the name of the layer, and before all names of objects.
 _NAMES: Final = b"\x01"
 _ABSENT: Final = object()
 
@@ -45,7 +45,7 @@ State = TypeVar("State")
 
 @dataclass(frozen=True)
 class StateSpan(Generic[State]):
-    """A state that held from a moment on, up to another, exclusive; None if it still holds."""
+    """A state that held from `valid_from` to `valid_to`, exclusive; `valid_to` is None if it still holds."""
 
     valid_from: datetime
     valid_to: datetime | None
@@ -69,7 +69,7 @@ class StateDifference(Generic[State]):
 
 @dataclass(frozen=True)
 class StateChange(Generic[State]):
-    """A state that an object was given from a moment on; None if a state ended there."""
+    """A change by `set`: the state from a moment on; or by `end`, with None as the state."""
 
     name: str
     valid_from: datetime
@@ -87,11 +87,11 @@ class _Row(NamedTuple):
 class ObjectHistory(Generic[State]):
     """The states of objects over time, in a namespace of their own.  Safe to use from many threads.
 
-    Let one site write an object.  Where two sites change it before they hear of each other, each change holds
-    up to the next one, but one that moved the end of the same span can be lost, such as an `end`.
+    Each object should be written at one site.  If two sites change it concurrently, each change holds up to
+    the next one, but a change to the end of the same span, such as an `end`, can be lost.
 
-    With `max_age` or `max_states`, a `set` removes spans of its object that ended longer ago, or that lie
-    before the last so many; `trim` does so for all objects.
+    With `max_age` or `max_states`, each `set` removes the spans of its object that ended longer ago than
+    `max_age`, and all but the newest `max_states`; `trim` does so for all objects.
 
     >>> import floodmark, tempfile
     >>> from datetime import datetime, timezone
@@ -123,12 +123,12 @@ class ObjectHistory(Generic[State]):
         if max_states is not None and max_states < 1:
             raise InvalidArgument(f"an object has at least one state, not max_states={max_states!r:.60}")
         self._codec: Codec[State] = coder
-        # What was changed, in the order of the commits.
+        # The changes, in commit order.
         self.change_log = None if change_log is None else OrderedLog(site, change_log)
         self._max_age = max_age
         self._max_states = max_states
         self._site = site
-        # The namespace with the rows of the layer.
+        # The namespace that holds the rows of the layer.
         self.stored = claim(site, name, OBJECT_HISTORY)
 
     @property
@@ -152,7 +152,7 @@ class ObjectHistory(Generic[State]):
     def history(
         self, name: str, since: datetime | None = None, until: datetime | None = None
     ) -> Iterator[StateSpan[State]]:
-        """The spans of an object that reach into `[since, until)`, in order, as of one version."""
+        """The spans of an object that overlap `[since, until)`, in order, as of one version."""
         prefix = _prefix(name)
         first = 0 if since is None else _micros(since)
         last = _STILL if until is None else _micros(until)
@@ -161,7 +161,7 @@ class ObjectHistory(Generic[State]):
 
         def read(version: Version) -> Iterator[tuple[bytes, bytes]]:
             end = prefix + _from(first)
-            # The span that `first` falls into is the last one of all.
+            # The span that contains `first` is the last one to return.
             for key, _ in self.stored.scan(end, _after(prefix), limit=1, at=version):
                 end = key + b"\x00"
             behind = prefix + _from(last - 1)
@@ -194,9 +194,9 @@ class ObjectHistory(Generic[State]):
     def changes(
         self, since: LogPosition | Version | None = None, *, follow: bool = False, site: int | None = None
     ) -> Iterator[tuple[LogPosition, StateChange[State]]]:
-        """What `set` and `end` have changed, in the order of their commits, from the `change_log`.
+        """The changes by `set` and `end`, in commit order, from the `change_log`.  See `OrderedLog.read`.
 
-        See `OrderedLog.read`.  InvalidArgument without a change log.
+        Raises InvalidArgument without a change log.
         """
         if self.change_log is None:
             raise InvalidArgument(
@@ -212,11 +212,11 @@ class ObjectHistory(Generic[State]):
             )
 
     def scan_at(self, moment: datetime, prefix: str = "") -> Iterator[tuple[str, State]]:
-        """The objects that had a state at a moment, with that state, in order of names.  Reads all spans."""
+        """The objects with a state at a moment, and that state, in order of names.  Reads all spans."""
         time, last = _micros(moment), None
         for key, value in self._rows(prefix):
             row, name = _read(key, value), _name(key)
-            # The newest of the spans that began by then: the others have ended where it begins.
+            # The newest of the spans that began by then; earlier ones end where it begins.
             if row.start > time or name == last:
                 continue
             last = name
@@ -226,9 +226,9 @@ class ObjectHistory(Generic[State]):
     # Writes
 
     def set(self, name: str, state: State, *, at: datetime) -> Version:
-        """Let an object be in a state from a moment on, until the next change that is known.
+        """Set the state of an object from a moment on, until the next known change.
 
-        The version of the commit; 0 if the object was in this state anyway.
+        Returns the version of the commit; 0 if the object was already in this state at that moment.
         """
         try:
             encoded = self._codec.encode(state)
@@ -237,11 +237,11 @@ class ObjectHistory(Generic[State]):
         return self._change(name, encoded, _micros(at))
 
     def end(self, name: str, *, at: datetime) -> Version:
-        """Let an object have no state from a moment on, until the next state that is known."""
+        """End the state of an object at a moment: it has none until the next known state."""
         return self._change(name, None, _micros(at))
 
     def trim(self) -> int:
-        """Remove the spans that `max_age` and `max_states` exclude, of all objects; how many."""
+        """Remove the spans that `max_age` and `max_states` exclude, of all objects; return their number."""
         return sum(
             self._site.run_transaction(lambda t, name=name: self._trim(t, _prefix(name)))  # type: ignore[misc]
             for name in self.names()
@@ -264,7 +264,7 @@ class ObjectHistory(Generic[State]):
     def _place(self, transaction: LayerTransaction, prefix: bytes, state: bytes | None, time: int) -> bool:
         """Cut the span around a moment, write the new one, and join it with equal neighbours.
 
-        Whether that changes anything.
+        Returns whether that changes anything.
         """
         here = prefix + _from(time)
         before = [*transaction.scan(self.stored, here, _after(prefix), limit=2)]
@@ -294,7 +294,7 @@ class ObjectHistory(Generic[State]):
         return True
 
     def _trim(self, transaction: LayerTransaction, prefix: bytes) -> int:
-        """Remove the spans of an object that ended too long ago or are too many; how many."""
+        """Remove the spans of an object that ended too long ago or are too many; return their number."""
         removed: set[_Row] = set()
         if self._max_age is not None:
             now = physical_ms(transaction.read_version) * 1_000
@@ -352,7 +352,7 @@ def _fields(state: object) -> Mapping[str, Any]:
 
 
 def _prefix(name: str) -> bytes:
-    """The part of a key that names an object: no name is a prefix of another with its 0."""
+    """The prefix of an object's keys.  It ends with 0, so that no object's prefix begins another's."""
     if not isinstance(name, str) or not name or "\x00" in name:
         raise InvalidKey(f"an object's name is text without NUL, not {name!r:.60}", key=name)
     encoded = name.encode()
@@ -379,7 +379,7 @@ def _read(key: bytes, value: bytes) -> _Row:
 
 
 def _in_order(pairs: Iterable[tuple[bytes, bytes]]) -> Iterator[_Row]:
-    """The rows of an object, given in order of time, each cut where the next one begins."""
+    """The rows of an object, given in order of time, each ended at the latest where the next one begins."""
     rows: Iterator[_Row | None] = chain((_read(*pair) for pair in pairs), [None])
     for row, behind in pairwise(rows):
         if row is not None:
@@ -387,12 +387,12 @@ def _in_order(pairs: Iterable[tuple[bytes, bytes]]) -> Iterator[_Row]:
 
 
 def _from(time: int) -> bytes:
-    """The beginning of a span in a key: later ones sort first."""
+    """The encoding of a span's beginning in a key: later ones sort first."""
     return (_STILL - time).to_bytes(_TIME_BYTES, "big")
 
 
 def _micros(moment: datetime) -> int:
-    """A moment as a number that sorts; InvalidArgument for one without a time zone."""
+    """A moment as a sortable number.  Raises InvalidArgument for one without a time zone."""
     if not isinstance(moment, datetime) or moment.tzinfo is None:
         raise InvalidArgument(f"a moment is a datetime with a time zone, not {moment!r:.60}")
     since = moment - _EPOCH

@@ -1,4 +1,4 @@
-"""An ordered log whose appends hit no hot spot.
+"""An ordered log whose appends are spread over partitions, without a hot spot.
 
     e | site: 1 | bucket: 8 | version: 8 | index: 4    an entry: the version of its commit, its number there
     m | site: 1 | span: 8                              shift: 1     a span of versions that has entries
@@ -7,22 +7,22 @@
     x | site: 1 | bucket: 8                            never written; see below
 
 **Buckets.**  A bucket is `version >> shift` with its 64 bits reversed.  Entries of a quarter of an interval
-stand together in order, and neighbouring buckets lie far apart, so the appends move from partition to
-partition.  A reader computes the next bucket.  The commit puts its version into the key
-(`Transaction.append`), so the entries have the order of their commits, and no append conflicts with another.
+are stored together in order, and the keys of successive buckets are far apart, so the appends move from
+partition to partition.  A reader computes the next bucket.  The commit puts its version into the key
+(`Transaction.append`), so the entries are in commit order, and appends do not conflict with each other.
 
-**Spans** have 2³² versions: 16.4 seconds.  Before an appender uses a span it marks it, with the shift of the
-entries there, in a transaction that reads the shifts.  Its appends are committed within that span or not at
-all.  A new interval holds from the next span but one on.  So all entries of a span have one shift, which a
+**Spans** have 2³² versions: 16.4 seconds.  Before an appender uses a span it marks the span with the shift of
+its entries, in a transaction that reads the shifts.  Its appends are committed within that span or not at
+all.  A changed interval takes effect two spans later.  So all entries of a span have one shift, which a
 reader finds in the mark, and idle spans cost a reader nothing.
 
-**Reading** goes up to the resolved version: no entry will be added at or below it, so none appears behind a
-reader.  A reader that follows takes over the live changes of the namespace from there.
+**Reading** ends at the resolved version: no entry will be added at or below it, so a reader misses none.  A
+reader that follows continues with the live changes of the namespace.
 
-**By conflicts** the buckets are whole intervals, so that few appenders meet the end of one.  An appender
-knows its bucket from the version that it reads at.  It declares the bucket before as written (`x`), and its
-own as read: if a later bucket was begun meanwhile, it conflicts.  It commits before the end of the next
-bucket: an appender two buckets on declares nothing that it reads.
+**Ordered by conflicts**, the buckets are whole intervals, so that few appenders cross the end of one.  An
+appender derives its bucket from its read version.  It declares the previous bucket as written (`x`), and its
+own as read: it conflicts if a later bucket was begun meanwhile.  It must commit before the end of the next
+bucket, because an appender two buckets later declares nothing that this one reads.
 """
 
 from bisect import bisect_right
@@ -47,16 +47,16 @@ ORDERED_LOG: Final = b"ordered log 1"
 
 Ordering: TypeAlias = Literal["commit", "conflicts"]
 
-# So many bits of a version lie within a span.
+# The number of low bits of a version that vary within a span.
 SPAN_BITS: Final = 32
-# How often an append is tried whose version comes out elsewhere than expected.
+# The number of attempts of an append whose version comes out in another span or bucket than expected.
 ATTEMPTS_MAX: Final = 100
 TRIM_ENTRIES: Final = 1_000
-# So many bits of an interval are buckets: with four in each, ten intervals go evenly to eight partitions.
+# log2 of the buckets in an interval: with four in each, ten intervals spread evenly over eight partitions.
 _INTERVAL_BITS: Final[dict[Ordering, int]] = {"commit": 2, "conflicts": 0}
-# A reader asks for so many entries of a bucket one by one, before it opens a scan.
+# A reader gets this many entries of a bucket one by one before it opens a scan.
 _POINT_READS: Final = 8
-# A reader remembers so many ranges in which there is no entry.
+# The number of ranges without entries that a reader remembers.
 _GAPS_MAX: Final = 1 << 16
 INTERVAL_MAX: Final = timedelta(days=365)
 
@@ -64,35 +64,35 @@ _SPAN: Final = 1 << SPAN_BITS
 _INDEX_MAX: Final = (1 << 32) - 1
 _NUMBER: Final = Struct(">Q")
 _POSITION: Final = Struct(">QL")
-# The key of an entry: `e`, the site and the bucket, which are skipped, and the position.
+# The key of an entry: `e`, site and bucket as padding, then the position.
 _ENTRY: Final = Struct(">10xQL")
 _SHIFTS: Final = Struct(">QB")
 _ORDERINGS: Final[dict[bytes, Ordering]] = {b"\x00": "commit", b"\x01": "conflicts"}
 
 
 class LogPosition(NamedTuple):
-    """Where an entry stands: the version of its commit, and its number among the appends of that."""
+    """The position of an entry: its commit version, and its number among the appends of that commit."""
 
     version: Version
     number: int = 0
 
 
 class AppendCounts(NamedTuple):
-    """What one handle has appended, and how often it had to try an append again."""
+    """The numbers of appends and of retried appends of one handle."""
 
     appends: int
     conflicts: int
 
 
 class _Permit(NamedTuple):
-    """A span that is marked: appends before its end have this shift."""
+    """A marked span: appends before its end have this shift."""
 
     before: Version
     shift: int
 
 
 class _BucketRun(NamedTuple):
-    """Versions in a row that have one bucket."""
+    """Successive versions with the same bucket."""
 
     shift: int
     number: int
@@ -101,11 +101,11 @@ class _BucketRun(NamedTuple):
 
 
 class OrderedLog:
-    """A log of entries in the order of their commits, in a namespace of its own.  Safe to use from threads.
+    """A log of entries in commit order, in a namespace of its own.  Safe to use from many threads.
 
-    Appends move to another place four times in each `interval`, which is cut down to a power of two of
-    milliseconds.  Without `bucketing` all go to the end of one range.  Both are for a new log: one that
-    exists keeps what it has, until `change_interval`.
+    Appends move to another bucket four times in each `interval`, which is rounded down to a power of two of
+    milliseconds.  Without `bucketing` all appends go to the end of one range.  Both apply to a new log only:
+    an existing one keeps its settings until `change_interval`.
 
     Each site reads the entries that were appended there, and those of a site that it has replaced.
 
@@ -131,7 +131,7 @@ class OrderedLog:
         if ordering not in _ORDERINGS.values():
             raise InvalidArgument(f"the ordering is 'commit' or 'conflicts', not {ordering!r:.60}")
         self._site = site
-        # The namespace with the rows of the layer.
+        # The namespace that holds the rows of the layer.
         self.stored = claim(site, name, ORDERED_LOG)
         self._name_rows(site.id)
         shift = _shift_of(interval if bucketing else None, ordering)
@@ -162,10 +162,10 @@ class OrderedLog:
     # Writes
 
     def append(self, entry: bytes, *, transaction: LayerTransaction | None = None) -> LogPosition | None:
-        """Append an entry; where it stands.
+        """Append an entry and return its position.
 
-        In a `transaction` it is appended with all that this writes, or not at all.  The position is known
-        after the commit then: its version is the transaction's.  None is returned.
+        In a `transaction` the entry is appended if the transaction commits, and None is returned: the version
+        of the position is the commit version.
         """
         self._appends += 1
         if transaction is not None:
@@ -179,7 +179,8 @@ class OrderedLog:
             try:
                 version = self._site.append(self.stored, self._entries, entry, shift=shift, before=before)
             except Conflict as conflict:
-                # It tells the version that it came to: the node is found by it, or the span is over.
+                # The conflict names the version of the attempt: it leads to another node, or the span is
+                # over.
                 self._conflicts += 1
                 above, failure = _version_of(conflict), conflict
             except InvalidValue as error:
@@ -202,7 +203,7 @@ class OrderedLog:
         return version
 
     def _append_in(self, transaction: LayerTransaction, entry: bytes) -> None:
-        """Append in a transaction, at a version in the span that it reads at."""
+        """Append in a transaction, which must commit in the span of its read version."""
         read_version = transaction.read_version
         before, shift = self._permit_above(read_version)
         if type(entry) is not bytes or len(entry) > VALUE_BYTES_MAX:
@@ -224,7 +225,7 @@ class OrderedLog:
         """The permit for the span of a version."""
         permit = self._permit
         while not version < permit.before:
-            # Entries of the span lie above its mark, whose version the site has seen.
+            # Entries of the span must be above its mark, whose version this site has seen.
             self._permit = permit = self._site.run_transaction(self._mark)
         return permit
 
@@ -238,9 +239,9 @@ class OrderedLog:
         return _Permit(span + 1 << SPAN_BITS, shift)
 
     def trim(self, *, before: LogPosition | Version) -> int:
-        """Remove the entries before a position; how many.
+        """Remove the entries before a position; return their number.
 
-        A reader that had not come so far hears of it: its `read` raises VersionCollected.
+        The `read` of a reader that has not passed the position raises VersionCollected.
         """
         position = min(_position(before), LogPosition(self._site.resolved_version()))
         if not position.version:
@@ -252,27 +253,27 @@ class OrderedLog:
         while keys := [key for key, _ in islice(found, TRIM_ENTRIES)]:
             self._site.run_transaction(lambda t, keys=keys: self._remove(t, keys))  # type: ignore[misc]
             removed += len(keys)
-        # Their spans have no entry any more.
+        # Marks of spans without entries.
         self.stored.delete_range(self._marks, self._marks + _NUMBER.pack(position.version >> SPAN_BITS))
         return removed
 
     def _remove(self, transaction: LayerTransaction, keys: list[bytes]) -> None:
-        """Remove entries, and keep which was the last one, for readers that have not read it."""
+        """Remove entries, and store the last one's position, for readers that have not read it."""
         last = max(self._read_trimmed(transaction), _position_of(keys[-1]))
         transaction.put(self.stored, self._trimmed, _POSITION.pack(*last))
         for key in keys:
             transaction.delete(self.stored, key)
 
     def change_interval(self, interval: timedelta | None) -> None:
-        """Let appends move on four times in another interval; None: let them go to one place for ever.
+        """Change the interval in which appends move on four times; with None, they stay in one bucket.
 
-        It holds after 17 to 33 seconds.  Entries stay where they are, and in order.
+        It takes effect after 17 to 33 seconds.  Existing entries are not moved, and the order is kept.
         """
         shift = _shift_of(interval, self.ordering)
         self._site.run_transaction(lambda transaction: self._set_shift(transaction, shift))
 
     def _set_shift(self, transaction: LayerTransaction, shift: int) -> None:
-        # A transaction takes less than a span, so no span is marked yet that the new shift holds for.
+        # A transaction takes less than a span, so no span that gets the new shift is marked yet.
         span = transaction.read_version >> SPAN_BITS
         shifts = self._read_shifts(transaction)
         current = [each for each in shifts if each[0] <= span][-1:]
@@ -282,7 +283,7 @@ class OrderedLog:
 
     @property
     def interval(self) -> timedelta | None:
-        """In which time appends move on four times at present; None: they go to one place for ever."""
+        """The interval in which appends move on four times at present; None if they stay in one bucket."""
         version = present(self._site)
         _, shifts = _decode(self.stored.get(self._settings, at=version) or b"")
         shift = _shift_at(shifts, version >> SPAN_BITS)
@@ -292,11 +293,11 @@ class OrderedLog:
 
     @property
     def statistics(self) -> AppendCounts:
-        """What was appended by this handle."""
+        """The counts of this handle's appends."""
         return AppendCounts(self._appends, self._conflicts)
 
     def split_keys(self, partitions: int) -> list[bytes]:
-        """The keys at which to split the namespace, so that the buckets lie in so many partitions.
+        """The keys at which to split the namespace to spread the buckets over a number of partitions.
 
         >>> import floodmark, tempfile
         >>> with floodmark.open(tempfile.mkdtemp(), site="oslo") as site:
@@ -313,13 +314,13 @@ class OrderedLog:
     def read(
         self, since: LogPosition | Version | None = None, *, follow: bool = False, site: int | None = None
     ) -> Iterator[tuple[LogPosition, bytes]]:
-        """The entries behind a position in order, up to the resolved version; with `follow`, and then on.
+        """The entries after a position, in order, up to the resolved version; with `follow`, without end.
 
-        A version as position stands for the last entry there.  VersionCollected if entries behind the
-        position were trimmed; without a position, what is left is read.
+        A version as position stands for the last entry at that version.  Raises VersionCollected if entries
+        after the position were trimmed.  Without a position, all remaining entries are read.
 
-        `site` is the id of another site whose entries are to be read: one that was removed, or whose backup
-        was restored here.  InvalidArgument if a link brings more of them, or to follow them.
+        `site` is the id of another site whose entries to read: one that was removed, or whose backup was
+        restored here.  Raises InvalidArgument if a link still brings its entries, and with `follow`.
         """
         if site is None or site == self._site.id:
             return chain.from_iterable(self._portions(since, follow=follow))
@@ -343,7 +344,7 @@ class OrderedLog:
     def _portions(
         self, since: LogPosition | Version | None, *, follow: bool
     ) -> Iterator[Iterable[tuple[LogPosition, bytes]]]:
-        """What `read` yields: by pages, and live entries one by one."""
+        """The entries that `read` yields, in pages; followed entries one by one."""
         position = LogPosition(0) if since is None else _position(since, end=True)
         if since is None:
             position = self._read_trimmed(None)
@@ -362,11 +363,11 @@ class OrderedLog:
                         position = _position_of(change.key)
                         yield [(position, change.value)]
             except VersionCollected:
-                # The changes were collected while this reader was slow; the entries are still there.
+                # The changes were collected because this reader is slow, but the entries are still stored.
                 continue
 
     def _read(self, since: LogPosition, until: LogPosition) -> Iterator[list[tuple[bytes, bytes]]]:
-        """The rows of the entries in `(since, until]`, in order and by pages, of which none is empty."""
+        """The rows of the entries in `(since, until]`, in order, in pages that are never empty."""
         at, gaps = self._look(since), _Gaps()
         for run in self._runs(since, until):
             prefix = self._entries + encode_bucket(run.number, 0)
@@ -386,7 +387,7 @@ class OrderedLog:
     def _pages(
         self, start: bytes, end: bytes, at: Version, gaps: "_Gaps"
     ) -> Iterator[list[tuple[bytes, bytes]]]:
-        """The rows in `[start, end)` as of a version, by pages: the first ones by calls that cost little."""
+        """The rows in `[start, end)` as of a version, in pages; the first rows one by one, without a scan."""
         behind = prefix_end(self._entries) or b""
         for _ in range(_POINT_READS):
             start = gaps.end_of(start)
@@ -401,7 +402,7 @@ class OrderedLog:
         yield from self.stored.pages(start, end, at=at)
 
     def _look(self, since: LogPosition) -> Version:
-        """The present version; VersionCollected if an entry behind a position was removed by then."""
+        """The present version.  Raises VersionCollected if an entry after the position was removed."""
         at = present(self._site)
         row = self.stored.get(self._trimmed, at=at)
         if row is not None and since < (last := LogPosition(*_POSITION.unpack(row))) and since.version:
@@ -413,7 +414,7 @@ class OrderedLog:
         return at
 
     def _runs(self, since: LogPosition, until: LogPosition) -> Iterator[_BucketRun]:
-        """The buckets in which entries may be, in order."""
+        """The buckets that may hold entries in `(since, until]`, in order."""
         last: _BucketRun | None = None
         first, end = since.version >> SPAN_BITS, (until.version >> SPAN_BITS) + 1
         for key, mark in self.stored.scan(
@@ -424,7 +425,7 @@ class OrderedLog:
             high = min((span + 1 << SPAN_BITS) - 1, until.version)
             number = low >> shift
             if self.ordering == "conflicts":
-                # The version of a commit may lie in the bucket behind its own.
+                # The commit version may belong to the bucket after the entry's own.
                 number = max(number - 1, (span << SPAN_BITS) >> shift)
             for each in range(number, (high >> shift) + 1):
                 begin = low if self.ordering == "conflicts" else max(low, each << shift)
@@ -441,7 +442,7 @@ class OrderedLog:
     # The rows of the layer
 
     def _begin(self, transaction: LayerTransaction, ordering: Ordering, shift: int) -> bytes:
-        """The settings, written if the log is new."""
+        """The stored settings; writes them if the log is new."""
         row: bytes | None = transaction.get(self.stored, self._settings)
         if row is None:
             row = _encode(ordering, [(0, shift)])
@@ -462,7 +463,7 @@ class OrderedLog:
 
 
 class _Gaps:
-    """Ranges of keys without an entry that a reader still has to read."""
+    """Ranges of keys without entries that a reader still has to pass."""
 
     def __init__(self) -> None:
         self._starts: list[bytes] = []
@@ -477,7 +478,7 @@ class _Gaps:
         self._ends.insert(place, end)
 
     def end_of(self, key: bytes) -> bytes:
-        """The end of the gap that a key lies in; the key itself if it lies in none."""
+        """The end of the gap that contains a key; the key itself if no gap does."""
         place = bisect_right(self._starts, key)
         return max(key, self._ends[place - 1]) if place else key
 
@@ -493,13 +494,13 @@ def _positions_of(keys: Iterable[bytes]) -> Iterator[LogPosition]:
 
 
 def _version_of(conflict: Conflict) -> Version:
-    """The version that an append came to."""
+    """The version in the details of a conflict of an append."""
     version = conflict.details.get("version")
     return version if isinstance(version, int) else 0
 
 
 def _shift_of(interval: timedelta | None, ordering: Ordering) -> int:
-    """The shift that gives buckets to an interval; none is shorter than a millisecond."""
+    """The shift for an interval.  No bucket is shorter than a millisecond."""
     if interval is None:
         return SHIFT_MAX
     if not isinstance(interval, timedelta) or not timedelta(milliseconds=1) <= interval <= INTERVAL_MAX:
@@ -511,7 +512,7 @@ def _shift_of(interval: timedelta | None, ordering: Ordering) -> int:
 
 
 def _shift_at(shifts: list[tuple[int, int]], span: int) -> int:
-    """The shift that holds for a span."""
+    """The shift of a span."""
     return next(shift for start, shift in reversed(shifts) if start <= span)
 
 

@@ -1,7 +1,7 @@
-"""What a layer needs of a site: a few public calls, so that other layers can be written outside this package.
+"""The public calls of a site that a layer uses, so that layers can also be written outside this package.
 
-A layer keeps its rows in a namespace of its own, and says so there: the row `LAYER` names the layer and the
-form of its rows.  That row is copied, backed up and exported with the others.
+A layer keeps its rows in a namespace of its own, which it marks: the row `LAYER` names the layer and the
+format of its rows.  This row is copied, backed up and exported with the others.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -129,9 +129,9 @@ class LayerSite(Protocol):
 
 
 def claim(site: LayerSite, name: str, layer: bytes) -> LayerRecords:
-    """The namespace of a layer, made if it is missing.
+    """The namespace of a layer, created if it is missing.
 
-    WrongPolicy if it holds other records, those of another layer, or records that merge or expire.
+    Raises WrongPolicy if it holds plain records or those of another layer, or if its records merge or expire.
     """
     try:
         records = site.namespace(name)
@@ -164,7 +164,7 @@ def present(site: LayerSite) -> Version:
 
 
 def _enter(transaction: LayerTransaction, records: LayerRecords, layer: bytes) -> bytes:
-    """Give an empty namespace to a layer; the layer that has it then, or words for other records."""
+    """Assign an empty namespace to a layer; return the layer that owns it, or a text for plain records."""
     for key, value in transaction.scan(records, limit=1):
         return bytes(value) if key == LAYER else b"other records"
     transaction.put(records, LAYER, layer)

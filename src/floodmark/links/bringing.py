@@ -1,19 +1,19 @@
-"""Brings a data set that was published at the source of a link to a target that lacks it.
+"""Copies a data set that was published at the source of a link to a target that lacks it.
 
-Whoever publishes loads the data set at all sites before any of them swaps.  A site that was away then gets it
-when its links run again.  The rows of the data set are not in the change log of the source, but they have its
-stamp: as of a version, the source has all of them but those that were written since.  What was written since
-comes as changes.  So the target waits until its links have brought all that the source had at that version;
-then it loads the rows, copies its changes since the base, and swaps as a publisher does.  Meanwhile it shows
-what it waits for.
+A publisher loads the data set at all sites before any of them swaps.  A site that was away gets it when its
+links run again.  The rows of the data set are not in the change log of the source, but they have its stamp:
+as of a version, the source has all of them except those that were overwritten since, and these arrive as
+changes.  So the target waits until its links have brought everything that the source had at that version.
+Then it loads the rows, copies its own changes since the base, and swaps as a publisher does.  Meanwhile it
+shows what it waits for.
 
-Its change log may begin above the base by then.  What it has deleted since, and forgotten, was known at all
-sites before, and so are the rows of the source free of it.
+The target's change log may begin above the base by then.  A deletion that it has collected was known at all
+sites before, so the source's rows do not contain the deleted record.
 
 If a publisher dies between the first swap and the last, the links of the sites that have swapped finish its
-work.  They load the rows once more, for it may have left a site before that had all of them.  What another
-publisher has left may hold other rows, also with the same stamp: that is dropped first, by an operator or
-after an hour.
+work.  They load the rows again, because the publisher may have died before a site had all of them.  A
+generation that another publisher has left behind may hold other rows under the same stamp: it is dropped
+first, by an operator or after an hour.
 """
 
 from collections.abc import Callable
@@ -32,9 +32,9 @@ from floodmark.site.generations import Generations
 
 
 def bring_data_sets(source: Host, target: Host, step: LinkStep) -> None:
-    """Publish at the target what was published at the source of a step, as soon as that is possible.
+    """Publish the data sets of the source of a step at the target, as soon as that is possible.
 
-    The target shows what that waits for, or why it does not succeed; the step goes on.
+    If it must wait or fails, the target shows the reason, and the step continues.
     """
     for part in step.namespaces:
         if part.data_set:
@@ -42,7 +42,7 @@ def bring_data_sets(source: Host, target: Host, step: LinkStep) -> None:
             try:
                 _bring(source, target, part, show)
             except FloodmarkError as error:
-                # At a conflict its publisher is at work here, or another link.
+                # A conflict means that the publisher or another link is at work here.
                 show(f"the data set that was published at {step.source!r} is not here: {error}")
 
 
@@ -71,9 +71,9 @@ def _bring(source: Host, target: Host, part: NamespaceStep, show: Callable[[str]
 
 
 def _find_awaited(source: Host, target: Host, part: NamespaceStep, present: GenerationRow) -> str | None:
-    """The changes that the target lacks of those that the source had at the position of the link.
+    """A text about the changes that the source had at the link's position and that the target lacks.
 
-    None if it has all, and the source had the data set there.
+    None if the target has them all, and the source had the data set at that position.
     """
     assert present.since is not None
     if part.since < present.since:
@@ -90,7 +90,7 @@ def _changes(whose: str, through: Version) -> str:
 
 
 def _load(source: Host, target: Host, part: NamespaceStep, command: GenerationStream) -> int:
-    """Load the rows with the stamp of the data set; how many."""
+    """Load the rows with the stamp of the data set; return their number."""
     stream, rows, at = target.write_stream(command), 0, part.since
     try:
         for page in source.router.scan_records(qualify_range(part.source_id), at):

@@ -1,7 +1,7 @@
 """Connections to the sites of links, shared by all links of a process.
 
 Connecting takes several round trips, and a step may take fewer, so connections stay open between steps.
-After a site did not answer, all links leave it alone for a while.
+After a failed call to a site, no link calls that site for a while.
 
 A site may fall silent: its machine hangs, or the network drops packets.  A call then waits for half a minute,
 and a stream, made to survive a restart, for minutes.  Work that other links wait for therefore runs in daemon

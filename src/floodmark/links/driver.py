@@ -1,8 +1,8 @@
 """Runs all links of a topology, until it is stopped or until the present changes have arrived.
 
-The driver keeps nothing: the targets store the positions of links.  So it may be killed, moved to another
-machine, or run twice.  A site that is away, or a clock that is wrong, stops only the links of that site.  A
-runner retries these as long as it runs, and their targets show the reason.
+The driver stores nothing: the targets store the positions of links.  So it may be killed, moved to another
+machine, or run twice.  An unreachable site, or a wrong clock, stops only the links of that site.  A runner
+retries these as long as it runs, and their targets show the reason.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,12 +31,12 @@ STANDSTILL_MS_MAX: Final = 120_000
 
 
 class LinkProgress(Protocol):
-    """Gets reports of how far the links are."""
+    """Receives reports about the progress of the links."""
 
     def report(self, stage: str, done: int, total: int | None, doing: str = "") -> None:
-        """`done` of `total` links have arrived; `total` is None for a run without end.
+        """Report that `done` of `total` links have arrived; `total` is None for a run without end.
 
-        `doing` says what the run waits for.
+        `doing` describes what the run waits for.
         """
         ...
 
@@ -61,9 +61,9 @@ class Runner(Protocol):
 class LinkSummary(msgspec.Struct, frozen=True, kw_only=True):
     """The state of one direction.  The lag is that of the last minutes, from commit to commit.
 
-    `changes` came in this run.  `findings` counts all intervals between heartbeats in which changes were ever
-    lost or doubled, and `wrong` those of this run.  These are None if the target could not be asked before or
-    after the run.
+    `changes` counts those that arrived in this run.  `findings` counts all intervals between heartbeats in
+    which changes were ever lost or duplicated, and `wrong` those of this run.  They are None if the target
+    did not answer before or after the run.
     """
 
     source: str
@@ -246,12 +246,12 @@ class _Link:
 
 
 def _grown(now: Sequence[int], before: Sequence[int]) -> int:
-    """By how much a sum has grown; a target that was restarted meanwhile counts from 0 again."""
+    """The growth of a sum of counters; those of a target that was restarted meanwhile began at 0 again."""
     return sum(now) - sum(before) if sum(now) >= sum(before) else sum(now)
 
 
 def _run(runner: Runner, links: Sequence[_Link], stop: Event, entering: Entering) -> None:
-    """Let the links run until `stop` is set, also those of sites that come late."""
+    """Supervise the runner until `stop` is set, and put the topology in force at late sites."""
     runner.start([link.options for link in links])
     while not stop.wait(LOOK_SECONDS):
         runner.check(stop)
@@ -259,7 +259,7 @@ def _run(runner: Runner, links: Sequence[_Link], stop: Event, entering: Entering
 
 
 def _run_once(runner: Runner, links: Sequence[_Link], stop: Event, progress: LinkProgress | None) -> None:
-    """Let the links run until the present changes have arrived."""
+    """Supervise the runner until the present changes have arrived."""
     with closing(SiteConnections()) as sites:
         for link in links:
             link.set_goals(sites)

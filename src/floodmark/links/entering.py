@@ -1,6 +1,6 @@
-"""Puts the topology of the links in force at every site, and retries where a site is away.
+"""Puts the topology of the links in force at every site, and retries at unreachable sites.
 
-Sites that have a topology get it first, and new sites last.  Until the others know of a new site, they
+Sites that have a topology get the new one first, and new sites last.  Until the others know a new site, they
 collect deletions without waiting for it, and would have to refuse its writes (`Links.horizon`).
 """
 
@@ -20,8 +20,8 @@ _log = logging.getLogger("floodmark.replication")
 class Entering:
     """Puts a topology in force at its active sites.
 
-    `before` are the links of each site that has it, at that time.  `returning` says of sites that were
-    restored, and take no part yet, what they lack.
+    `before` has the links of each site at the time when the topology was put in force there.  `returning` has
+    what is missing at each restored site that takes no part yet.
     """
 
     def __init__(self, topology: Topology, addresses: Mapping[str, SiteAddress]) -> None:
@@ -54,7 +54,7 @@ class Entering:
         return min(failures, key=lambda failure: isinstance(failure, Retryable), default=None)
 
     def go_on(self) -> None:
-        """Try again from time to time, without blocking, until all sites have the topology."""
+        """Retry at intervals, without blocking, until all sites have the topology."""
         if self._trying is None:
             if self._left and self._rest.is_over:
                 self._trying = begin(self.try_all)

@@ -1,8 +1,9 @@
-"""Copies the records of a site to another, where no change log holds what the other site lacks.
+"""Copies the records of a site to another if the changes that the other lacks are in no change log.
 
-If a site has lost its log, or is gone for good, the others hold different parts of its writes: `copy_origin`
-copies the parts of records that this site wrote.  If a namespace holds data from before it was shared,
-`copy_records` copies all of its records.  A site without a good backup is rebuilt from a `HeldSnapshot`.
+If a site has lost its log, or is lost for good, the other sites hold different parts of its writes:
+`copy_origin` copies the parts of records that this site wrote.  If a namespace holds data from before it was
+shared, `copy_records` copies all of its records.  A site without a usable backup is rebuilt from a
+`HeldSnapshot`.
 
 The target applies by stamp, so copying a record again, or beginning again, has no effect.
 """
@@ -84,7 +85,7 @@ class HeldSnapshot:
         self.version = held.get(name, 0)
 
     def hold(self) -> None:
-        """Keep the version for a day; at first the present one."""
+        """Set or renew the safe point for a day; the first time, at the present version."""
 
         def hold(version: Version) -> Version:
             self._source.retention.hold_safe_point(self._name, version, HELD, self._namespace)
@@ -95,7 +96,7 @@ class HeldSnapshot:
         )
 
     def release(self) -> None:
-        """Let garbage collection go on."""
+        """Release the safe point."""
         with suppress(SafePointNotFound):
             self._source.retention.release_safe_point(self._name)
 

@@ -38,7 +38,7 @@ _TOPOLOGIES: Final = "docs/operations/replication.md"
 
 @dataclass(frozen=True)
 class LinkPair:
-    """The topology of a pair, the addresses of its two sites by name, and what came by snapshots."""
+    """The topology of a pair, the addresses of its two sites by name, and the records copied by snapshots."""
 
     topology: Topology
     addresses: dict[str, SiteAddress]
@@ -110,7 +110,7 @@ def pair_topology(source: Site, target: Site, names: Sequence[str]) -> Topology:
 
 
 def begin_copy(source: Host, target: Host, namespace: str, incarnation: int = 1) -> int:
-    """Begin a new copy of a namespace with a snapshot, if a link cannot; the number of copied records.
+    """Begin a new copy of a namespace with a snapshot if a link cannot; return the number of records.
 
     Does nothing for a copy that has a position.  The target refuses the snapshot if it has forgotten
     deletions of the namespace (Fenced), and if another process moves the link meanwhile (StaleLink).

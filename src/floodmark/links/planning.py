@@ -1,10 +1,10 @@
 """The next step of each link, its size, and how often an idle link moves.
 
-A site that is away, or refuses, must not delay other links.  A runner that shares a batch among links plans
-each in a thread of its own, waits half a second at most, and takes the steps that are ready (`plan_all`).  A
-late plan goes into the next batch.  A link pauses after a failed plan, and after a step that the target did
-not note.  The duration of each step decides the size of the next one: a small step costs more to begin and
-end than to run, and a large one makes other links wait.
+A site that does not answer, or refuses, must not delay other links.  A runner that shares a batch among links
+plans each in a thread of its own, waits half a second at most, and takes the steps that are ready
+(`plan_all`).  A late plan goes into the next batch.  A link pauses after a failed plan, and after a step that
+the target did not note.  The duration of each step determines the size of the next one: the overhead of a
+small step exceeds its work, and a large one makes other links wait.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,16 +29,16 @@ from floodmark.site.site import Site
 
 # Sources write a heartbeat each second; a link forwards it also without changes.
 BEAT_MS: Final = 1_000
-# After the last changes a few heartbeats follow at once, and prove that all arrived.  Later ones go in fewer
-# steps.  Targets raise an alarm after ten seconds of silence.
+# After the last changes a few heartbeats are forwarded at once, to prove that all changes arrived.  Later
+# ones are sent in fewer steps.  Targets raise an alarm after ten seconds without heartbeats.
 QUIET_STEPS: Final = 3
 QUIET_BEAT_MS: Final = 4_000
-# The pause between two looks at a link without changes, and the same after a while without any.
+# The poll interval of a link without changes, at first and after a while.
 PAUSE_SECONDS: Final = 0.05
 QUIET_PAUSE_SECONDS: Final = 0.25
 # Two round trips around the world fit into this time.
 PLAN_SECONDS: Final = 0.5
-# The wanted duration of a step: while other links wait for it, and while none does.
+# The target duration of a step: while other links wait for it, and while none does.
 STEP_MS: Final = 2_000
 STEP_MS_ALONE: Final = 6_000
 # The size of a step changes at most by this factor.
@@ -52,7 +52,7 @@ HOLD_MS: Final = 10_000
 
 
 class LinkOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """A link, in a form that may stand in a plan of Spark: it holds no secret."""
+    """The options of a link.  They hold no secret, so that they can be part of a Spark plan."""
 
     source_id: int
     source: SiteAddress
@@ -71,18 +71,18 @@ class Planned(NamedTuple):
 
 
 class LinkPace:
-    """Decides whether to take a step now: one with changes always, heartbeats less often on an idle link."""
+    """Decides whether to take a step now: steps with changes always, heartbeats less often if idle."""
 
     def __init__(self) -> None:
         self._steps_without_changes = 0
 
     @property
     def is_quiet(self) -> bool:
-        """Whether no changes have come for a while."""
+        """Whether there have been no changes for a while."""
         return self._steps_without_changes >= QUIET_STEPS
 
     def takes(self, step: LinkStep) -> bool:
-        """Whether to take a step now, or to plan it again later, when it goes further."""
+        """Whether to take a step now; if not, it is planned again later, and covers more."""
         if step.changes != 0:
             self._steps_without_changes = 0
             return True
@@ -106,7 +106,7 @@ class Planner:
         self._link = link
         self._sites = sites
         self._share = share
-        # The plan that a thread of its own is making: one at a time.
+        # The plan in progress in a thread of its own, one at a time.
         self._planning: Future[Planned] | None = None
         self._planned: Planned | None = None
         # The positions that the target noted last, if this process moved the link there.
@@ -118,7 +118,7 @@ class Planner:
         # Whether its step was among the largest of the last batch, and so decided the batch's duration.
         self.leads = True
         self.pace = LinkPace()
-        # The wanted duration of the batch.
+        # The target duration of the batch.
         self.step_ms = STEP_MS
 
     def next_step(self) -> LinkStep | None:
@@ -262,7 +262,7 @@ def plan_all(planners: Sequence[Planner]) -> list[tuple[int, LinkStep]]:
 
 
 def report_stalled(target: Site, link: LinkOptions, reason: str) -> None:
-    """Let the target show why the link does not move."""
+    """Report to the target why the link does not move; the target shows the reason."""
     target.host.replication.stall_link(link.source_id, list(link.namespaces), reason)
 
 

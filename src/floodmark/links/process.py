@@ -17,7 +17,7 @@ from floodmark.links.steps import run_step
 from floodmark.model.errors import Closed, FloodmarkError, StaleLink, Unreachable
 from floodmark.replication.step import LinkStep
 
-# The pause between two looks at a link without changes for a while: each costs a request.
+# The poll interval of a link that is idle for a while, because each poll costs a request.
 IDLE_PAUSE_SECONDS: Final = 0.5
 # The time that running steps have to end after a stop; an interrupted step is repeated by the next run.
 STOP_SECONDS: Final = 5.0

@@ -9,10 +9,10 @@ A row is a change, a heartbeat, or a mark that a scan found the rows before it:
     HEARTBEAT   its own         empty           a `NamespaceBeat`
     SCANNED     the step's end  empty           empty
 
-`namespace` is the place of the namespace in the step.  Rows of a namespace stand in version order; in a step
-with atomic batches, those of all namespaces do, so that a batch stands together.  A part that reads only some
-of the keys still gets all heartbeats, so that each part closes its own sums at each of them, and the sums of
-all parts can be added.
+`namespace` is the index of the namespace in the step.  Rows of a namespace are in version order; in a step
+with atomic batches, the rows of all namespaces are, so that the rows of a batch are adjacent.  A part that
+reads only some of the keys still gets all heartbeats, closes its own sums at each of them, and the sums of
+all parts are added.
 """
 
 from collections.abc import Iterator, Sequence
@@ -60,14 +60,14 @@ class RowKind(IntEnum):
 
 
 class Piece(NamedTuple):
-    """A range of users' keys of one namespace of a step, which is named by its place there."""
+    """A range of user keys of one namespace of a step, which is given by its index there."""
 
     place: int
     keys: KeyRange
 
 
 def whole_step(step: LinkStep) -> list[Piece]:
-    """All of a step."""
+    """The pieces that make up a whole step."""
     places = enumerate(step.namespaces)
     return [Piece(place, KeyRange()) for place, each in places if each.until > each.since]
 
@@ -113,7 +113,7 @@ def _in_order(batches: Sequence[pyarrow.RecordBatch]) -> pyarrow.RecordBatch:
 def read_part(
     source: Host, step: LinkStep, index: int, keys: KeyRange = _ALL
 ) -> Iterator[pyarrow.RecordBatch]:
-    """The rows of one namespace of a step: the changes of a range of users' keys, and all heartbeats."""
+    """The rows of one namespace of a step: the changes of a range of user keys, and all heartbeats."""
     namespace = step.namespaces[index]
     if namespace.until <= namespace.since:
         return

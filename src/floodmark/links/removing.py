@@ -2,8 +2,8 @@
 
 First the topology marks it as removed, which fences its links: its changes now come from the other sites
 only.  Then each of these gets all changes that any of them holds.  Then the topology records the last version
-of the site, and every link from it goes up to there, so that garbage collection no longer waits for it.  Its
-entry and its id stay, because stamps carry the id.
+of the site, and every link from it is moved up to that version, so that garbage collection no longer waits
+for it.  Its entry and its id are kept, because stamps carry the id.
 
 An interrupted removal is repeated from the beginning, with the same result.  Repeating a finished one sends
 the site's changes to sites that have joined or were restored since.
@@ -80,9 +80,9 @@ def _newest(topology: Topology, survivors: Mapping[str, Host]) -> Topology:
 def exchange_removed(
     topology: Topology, name: str, survivors: Mapping[str, Host], waiting: Collection[str]
 ) -> tuple[int, Version]:
-    """Exchange the records of a removed site; their number, and its last version.
+    """Exchange the records of a removed site; return their number, and the site's last version.
 
-    The sites of `waiting` are being restored: they give records, and take none.
+    The sites in `waiting` are being restored: records are copied from them, but not to them.
     """
     origin = topology.sites[name].id
     records, final = 0, 0

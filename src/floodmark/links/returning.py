@@ -6,8 +6,8 @@ sites hold must reach the rest, so it goes through the site's change log again, 
 
 Where no backup is good enough, the present state of a peer takes its place.
 
-Every action here can be repeated.  The site takes no writes, and no link reads it, until it is done.  A new
-site that joins from a backup of another has no earlier incarnation.
+Every action here can be repeated.  Until all is done, the site takes no writes, and no link reads from it.  A
+new site that joins from a backup of another has no earlier incarnation.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -108,9 +108,9 @@ def returning(
 
 
 def finish_return(site: Host, others: Mapping[str, Host], topology: Topology) -> list[str]:
-    """Let a restored site take part again, unless namespaces are missing: these.
+    """End the return of a restored site, unless namespaces are missing; return the missing ones.
 
-    A site that was removed meanwhile was exchanged without this one: now it is exchanged with it.
+    The changes of a site that was removed meanwhile were exchanged without this one, and are now sent to it.
     """
     removed = [name for name, member in topology.sites.items() if member.final is not None]
     hosts = {**others, site.identity.site: site}
@@ -166,7 +166,7 @@ def return_from_peers(
 
 
 def _choose_snapshot(site: str, peers: Mapping[str, Host], namespace: str) -> tuple[str, HeldSnapshot]:
-    """A peer with its data, if possible the one that an interrupted run has chosen."""
+    """A peer and a held snapshot of it, if possible the one that an interrupted run has chosen."""
     name = f"return-{site}-{namespace}"
     found = [
         (peer, HeldSnapshot(host, namespace, name))
@@ -216,7 +216,7 @@ def return_namespace(
     write: WritePortion,
     on_written: Callable[[], object] = lambda: None,
 ) -> Copied:
-    """Rebuild a namespace that a site has lost; the records that came back from the other sites.
+    """Rebuild a namespace that a site has lost; return the records fetched from the other sites.
 
     `peers` are all active sites that share it; they fence the links of the earlier incarnation already.
     `on_written` is called when all of the backup is written, and nothing else.
@@ -226,7 +226,7 @@ def return_namespace(
     written = backup.watermark.get(own, 0)
     known = prepare_return(site, peers, namespace, backup.watermark)
     write(Portion(load=True, site=own, above=known))
-    # Links read after this version: the writes that follow go to the other sites.
+    # Links read after this version, so the writes that follow reach the other sites.
     site.membership.declare_loaded(namespace)
     if known < written:
         write(Portion(load=False, site=own, above=known))
@@ -300,7 +300,7 @@ def prepare_return(
             namespace=namespace,
         )
     positions = [_position(peer, namespace, site.identity.site_id) for peer in peers.values()]
-    # Without other sites, the backup is all that there is.
+    # Without other sites, there are no writes beside those of the backup.
     positions = positions or [watermark.get(site.identity.site_id, 0)]
     _pass_version(site, max(positions))
     return min(positions)
@@ -371,7 +371,7 @@ def bring_back(site: Host, peers: Mapping[str, Host], namespace: str, above: Ver
 
 
 def _pass_version(site: Host, version: Version) -> None:
-    """Let all later writes of a site lie above those that other sites hold of it."""
+    """Move the clock of a site past its own writes at other sites, so that later writes are above them."""
     try:
         site.versions.pass_version(version)
     except ClockSkew as error:

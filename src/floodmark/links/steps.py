@@ -1,10 +1,10 @@
 """Plans the next step of a link, and takes it.
 
-The target stores the position of the link, and the source knows the end of its commits.  So any process may
+The target stores the position of the link, and the source knows the end of its commits.  So any process can
 plan the next step, whatever became of the last one: a step that was applied in part is planned again from the
-same position, and applying a change twice has no effect.  Each site is asked once: sites are often far apart.
-The step leaves out a namespace that is missing, that the target refuses, or whose changes the source has
-collected; the others go on.
+same position, and applying a change twice has no effect.  Planning calls each site once, because sites are
+often far apart.  The step leaves out a namespace that is missing, that the target refuses, or whose changes
+the source has collected; the others continue.
 """
 
 from collections.abc import Iterable, Sequence
@@ -85,7 +85,7 @@ def plan_step(
 
 
 def positions_after(step: LinkStep) -> list[NamespacePosition] | None:
-    """The positions of the target after it has noted a step; None if it has to be asked."""
+    """The positions of the target after it has noted a step; None if only the target can tell them."""
     if step.stalled or any(each.data_set for each in step.namespaces):
         return None
     return [
@@ -108,7 +108,7 @@ def _missing_data_set(cut: NamespaceCut, position: NamespacePosition) -> bytes:
 
 
 def run_step(source: Host, target: Host, step: LinkStep) -> Applied:
-    """Take a step: read it, apply it, and let the target note it."""
+    """Take a step: read it, apply it, and have the target note it."""
     with Applier(target, step) as applier:
         for rows in read_step(source, step):
             applier.add(rows)

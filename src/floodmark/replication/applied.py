@@ -55,7 +55,7 @@ class NamespaceApplied(msgspec.Struct, kw_only=True):
         )
 
     def enter(self, account: Account) -> list[Verdict]:
-        """Add the sums of a whole step to the account of the link; the verdicts of its heartbeats."""
+        """Add the sums of a whole step to the account of the link; return the verdicts of its heartbeats."""
         verdicts: list[Verdict] = []
         tallies = dict(self.tallies)
         for beat in self.beats:

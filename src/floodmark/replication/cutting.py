@@ -3,8 +3,8 @@
 All namespaces that keep up end at one version, so that changes of one commit arrive in one step.  A namespace
 far behind follows at its own pace.
 
-A restored site's log has old stamps at new versions.  These go in one step, however large: a target with half
-of them would stand above stamps that it lacks, and believe to have them.
+A restored site's log has old stamps at new versions.  These are copied in one step, however large it is: the
+position of a target with only a part of them would be above stamps that it lacks.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,19 +23,19 @@ SPAN: Final = (6 * 60 * 60 * 1000) << COUNTER_BITS
 
 @dataclass(frozen=True)
 class LinkSource:
-    """What a source knows of its namespaces, by their names."""
+    """Functions that return facts about the source's namespaces, by name."""
 
     site: str
     find_id: Callable[[str], int]
     # The stamp of the data set that was published last, if one was.
     data_set: Callable[[str], bytes]
-    # The version after which a target at a position finds all that it lacks.
+    # The version above which a target at a position finds all changes that it lacks.
     shared_since: Callable[[str, Version], Version]
     # The end of the data that was loaded after a position, if the site itself wrote nothing meanwhile; or 0.
     loaded_version: Callable[[str, Version], Version]
-    # The end of what the site tells again since it was restored.
+    # The end of the changes that a restored site has written to its log again.
     returned_version: Callable[[], Version]
-    # Where a step over the site's own changes ends: since, at most so many changes, until.
+    # The end of a step over the site's own changes; takes since, the maximum number of changes, and until.
     cut_own: Callable[[str, Version, int | None, Version], ChangesCut]
 
 
@@ -60,7 +60,7 @@ def cut_link(
     common = furthest + SPAN
     returned = source.returned_version()
     for name in sorted(start, key=lambda name: start[name] < furthest):
-        # Each may only bring the end closer.
+        # Each cut may only lower the end.
         until = min(common, start[name] + SPAN)
         try:
             cut = source.cut_own(name, start[name], changes_max, until)

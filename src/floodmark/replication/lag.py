@@ -65,9 +65,9 @@ def round_lag(lag_ms: int) -> int:
 class RecentLink:
     """The last minutes of one link and namespace, and the number of changes since the site was opened.
 
-    The source's clock is ahead of this one by at least `ahead_ms`.  `stalled` is the reason why no changes
-    come, until some do; where the site lacks a data set of the source, the reason why that is not here, until
-    it is.
+    The source's clock is ahead of this one by at least `ahead_ms`.  `stalled` is the reason why the link does
+    not move, until it moves; if the site lacks a data set of the source, the reason for that, until it has
+    it.
     """
 
     changes: int = 0
@@ -111,7 +111,7 @@ class RecentLinks:
         return self._links.setdefault((namespace, source), RecentLink())
 
     def stall(self, source: int, namespaces: Iterable[int], reason: str) -> None:
-        """Remember why links do not move, until they do."""
+        """Store the reason why links do not move, until they move."""
         for namespace in namespaces:
             self.of(namespace, source).stalled = reason
 

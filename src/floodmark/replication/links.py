@@ -218,7 +218,7 @@ class Links:
             self._remember(step, applied, lacking, now_ms)
 
     def admit(self, guard: LinkGuard) -> Sequence[Guard]:
-        """Refuse writes of a step that was noted, planned again, or fenced meanwhile.
+        """Refuse writes of a step that has been noted, planned again, or fenced meanwhile.
 
         Returns the guards of the write: a node of several admits by rows that the keeper may change until the
         write happens.  The topology needs none, since the catalog's epoch covers it.
@@ -331,7 +331,7 @@ class Links:
                 recent.changes += done.changes
                 recent.ahead_ms = max((beat.wall_ms - now_ms for beat in done.beats), default=recent.ahead_ms)
 
-    # Positions that are taken over
+    # Adopted positions
 
     def adopt(
         self, namespace: int, watermark: Mapping[int, Version], horizon: Version, told: Version
@@ -390,7 +390,7 @@ class Links:
         for each, source in self._rows:
             if each != namespace:
                 continue
-            # The newest at or below the safe point is still asked for.
+            # The newest position at or below the safe point is still needed.
             older = self._older_marks(namespace, source, safe_point, rows_max=2)[1:]
             if older:
                 end = prefix_end(_MARKS + _name(namespace, source))
@@ -410,7 +410,7 @@ class Links:
 
 
 def _check_step(step: LinkStep) -> None:
-    """Refuse what no planner makes: steps come from other processes."""
+    """Raise an error for a malformed step: steps come from other processes."""
     if not 1 <= step.source_id <= SITE_IDS_MAX or step.incarnation < 1:
         raise InvalidArgument(f"no site has id {step.source_id} and incarnation {step.incarnation}")
     for part in step.namespaces:
@@ -451,7 +451,7 @@ def _advance(
                 extra={"namespace": part.name},
             )
     if part.begin > row.through or incarnation != row.incarnation:
-        # What lies in between was never to be read, nor were its heartbeats.
+        # The changes in between, and their heartbeats, did not have to be read.
         account.doubt(Doubt.FIRST)
         # The first heartbeat may end before the place where reading begins, and so may the next interval.
         account.add(part.begin, Tally())
@@ -487,7 +487,7 @@ def _last_beat(known: LastBeat | None, beats: Sequence[NamespaceBeat]) -> LastBe
 
 
 def _stored(rows: Mapping[LinkId, LinkRow], version: Version) -> list[WriteRow]:
-    """The writes that keep links, and that say since which version of this site they stand there."""
+    """The writes that store links, and their positions as of a version of this site."""
     written: list[WriteRow] = []
     for (namespace, source), row in rows.items():
         name = _name(namespace, source)
@@ -497,7 +497,7 @@ def _stored(rows: Mapping[LinkId, LinkRow], version: Version) -> list[WriteRow]:
 
 
 def _guards_of(engine: Engine, namespace: int, source: int) -> list[Guard]:
-    """The position of a link and the collected horizon, as the engine has them."""
+    """Guards for the stored position of a link and the stored collected horizon."""
     keys = (_LINKS + _name(namespace, source), HORIZON + encode_namespace(namespace))
     return [Guard(META, key, engine.get(META, key)) for key in keys]
 

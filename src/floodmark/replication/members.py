@@ -107,7 +107,7 @@ class Members:
         )
 
     def note_rejoined(self, version: Version) -> None:
-        """Let the site take part again.  The caller has the turn; the fetched writes lie below a version."""
+        """End the rejoining.  The fetched writes are below `version`.  The caller holds the write turn."""
         incarnation = self.incarnation
         self._storage.store([store_version(INCARNATION, incarnation), store_version(_RETURNED, version)])
         self._incarnation = incarnation
@@ -201,17 +201,17 @@ class Members:
     # Data from before the namespace was shared
 
     def note_rewritten(self, namespace: int, since: Version) -> None:
-        """Remember that everything in a namespace, named by its id, has a stamp above a version."""
+        """Store that all records of a namespace, named by its id, have stamps above a version."""
         with self._storage.settled():
             self._storage.require_not_dropped((encode_namespace(namespace),))
             if since > self.rewritten_since(namespace):
                 self._storage.store([store_version(_REWRITTEN + encode_namespace(namespace), since)])
 
     def rewritten_since(self, namespace: int) -> Version:
-        """All stamps in a namespace lie above this; 0 if it was never rewritten."""
+        """The version above which all stamps in a namespace are; 0 if it was never rewritten."""
         return load_version(self._storage.engine, _REWRITTEN + encode_namespace(namespace))
 
-    # Data that no change log tells
+    # Data that is in no change log
 
     def note_told(self, namespace: int, version: Version) -> WriteRow:
         """The write that sets the told version."""

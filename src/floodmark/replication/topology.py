@@ -18,8 +18,9 @@
     sites = ["oslo", "rome"]
     sources = ["oslo"]
 
-A site that was made with an id of its own has it here too; else the id follows from the name in both places.
-Every site stores one (`members.py`).  It is replaced as a whole, and each replacement increments `epoch`.
+A site that was created with an explicit id has the same id here; otherwise the id is derived from the name in
+both places.  Every site stores the topology (`members.py`).  It is replaced as a whole, and each replacement
+increments `epoch`.
 The changes of a namespace go from each of its `sources`, by default all of its sites, to its other sites.  A
 removed site stays in the topology with `state = "removed"`, because stamps carry its id.  A site restored
 from a backup gets a higher `incarnation`, which fences the links of its earlier life.
@@ -178,7 +179,7 @@ def parse_topology(text: str | bytes, place: str = "the topology") -> Topology:
 
 
 def default_site_id(name: str) -> int:
-    """An id for a site that was given none: always the same for a name, and seldom another's."""
+    """The id of a site without an explicit one: a hash of its name, which rarely collides with another's."""
     return hash_bytes(name.encode(), SEED) % SITE_IDS_MAX + 1
 
 

@@ -12,7 +12,7 @@ from floodmark.site.connecting import TIMEOUT, connect
 from floodmark.site.site import Site
 from floodmark.wire.address import SCHEMES, parse_addresses
 
-# Options of readers, writers and jobs, and the fields of an address that they fill.
+# Option names of readers, writers and jobs, with the address fields that they set.
 FILES: Final = {
     "tokenFile": "token_file",
     "tlsRootCertificate": "tls_root",
@@ -35,7 +35,7 @@ class SiteAddress:
     tls_certificate: str | None = None
     tls_key: str | None = None
     timeout: timedelta = TIMEOUT
-    # The name of the site, if it is known before the site answers.
+    # The name of the site, if it is known before connecting.
     name: str | None = None
 
     def __post_init__(self) -> None:
@@ -46,11 +46,11 @@ class SiteAddress:
 
     @property
     def is_url(self) -> bool:
-        """Whether the site is behind a server."""
+        """Whether the address is a server's URL."""
         return self.location.partition("://")[0] in SCHEMES
 
     def connect(self) -> Site:
-        """The site behind the server; close it, or use `with`."""
+        """Connect to the site.  Close it after use, or use it as a `with` block."""
         self.require_url("be connected to")
         return connect(
             self.location,
@@ -62,7 +62,7 @@ class SiteAddress:
         )
 
     def require_url(self, purpose: str) -> None:
-        """Raise InvalidOption if this is a directory; `purpose` says what only a server can do."""
+        """Raise InvalidOption if this is a directory.  `purpose` names the operation that needs a server."""
         if not self.is_url:
             raise InvalidOption(
                 f"the directory {self.location!r:.200} can be read, but not {purpose}; start a server with "

@@ -1,4 +1,4 @@
-"""What users pass in, checked once at the door; behind it everything is of the right shape."""
+"""Checks of the arguments that users pass.  The layers below rely on them and do not check again."""
 
 from datetime import datetime, timedelta
 from math import ceil, isfinite
@@ -17,7 +17,7 @@ from floodmark.model.ranges import KeyRange, prefix_end
 from floodmark.model.stream import OnGeneration
 from floodmark.model.version import VERSION_MAX, Version, version_at
 
-# The schemes of databases that can hold sites.
+# URL schemes of the databases that can hold sites.
 DATABASES: Final = ("postgresql://", "postgres://")
 
 _LIFETIME_US_MAX: Final = TTL_MAX // timedelta(microseconds=1)
@@ -25,15 +25,15 @@ _LIFETIME_US_MAX: Final = TTL_MAX // timedelta(microseconds=1)
 Kind = TypeVar("Kind")
 
 At: TypeAlias = Version | datetime
-# A place to begin reading changes: a checkpoint, a moment, the first change of all, every key as it is now,
-# or only what is to come.
+# Where to begin reading changes: at a checkpoint, a moment, the first change ("beginning"), with every live
+# key ("snapshot"), or with future changes only ("now").
 Since: TypeAlias = Version | datetime | Resolved | Literal["snapshot", "beginning", "now", "end"]
 Durability: TypeAlias = Literal["fsync", "async"]
 Reaction: TypeAlias = OnGeneration | Literal["fail", "difference", "snapshot"]
 
 
 def refuse_value(key: object, value: object) -> InvalidValue:
-    """Say what is wrong with a value that is not bytes of at most VALUE_BYTES_MAX."""
+    """The error for a value that is not bytes of at most VALUE_BYTES_MAX."""
     if type(value) is not bytes:
         return InvalidValue(
             f"the value of {key!r:.60} must be bytes, not {type(value).__name__}; encode it first",
@@ -48,7 +48,7 @@ def refuse_value(key: object, value: object) -> InvalidValue:
 
 
 def to_reaction(reaction: Reaction) -> OnGeneration:
-    """The way to go on where a data set was published, as an `OnGeneration`."""
+    """The reaction of a reader to a published data set, as an `OnGeneration`."""
     try:
         return OnGeneration(reaction)
     except ValueError as error:
@@ -58,7 +58,7 @@ def to_reaction(reaction: Reaction) -> OnGeneration:
 
 
 def check_bound(bound: object, what: str) -> bytes:
-    """An end of a key range: bytes, and short enough to be a key."""
+    """Check one bound of a key range: it must be bytes, and not longer than a key."""
     if type(bound) is not bytes or len(bound) > KEY_BYTES_MAX:
         raise InvalidRange(f"{what} must be bytes of at most {KEY_BYTES_MAX:,}, not {bound!r:.60}")
     return bound
@@ -79,28 +79,28 @@ def check_range(start: bytes, end: bytes | None, prefix: bytes | None = None) ->
 
 
 def check_kind(value: object, kind: type[Kind], what: str) -> Kind:
-    """An argument of one kind and no other."""
+    """Return `value` if it is an instance of `kind`.  A bool is not accepted as an int."""
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise InvalidArgument(f"{what} must be a {kind.__name__}, not {value!r:.60}")
     return value
 
 
 def check_duration(duration: object, what: str) -> timedelta:
-    """A duration that is not negative."""
+    """Return the duration if it is a timedelta and not negative."""
     if check_kind(duration, timedelta, what) < timedelta(0):
         raise InvalidArgument(f"{what} must not be negative, as {duration!r:.60} is")
     return cast(timedelta, duration)
 
 
 def check_count(number: object, what: str) -> int:
-    """A number that is not negative."""
+    """Return the number if it is an int and not negative."""
     if check_kind(number, int, what) < 0:
         raise InvalidArgument(f"{what} must not be negative, as {number!r:.60} is")
     return cast(int, number)
 
 
 def check_time_source(time_source: object) -> None:
-    """What tells the time is a function without arguments, and gives unix milliseconds."""
+    """Check that a time source is a function without arguments that returns unix milliseconds."""
     if not callable(time_source) or type(time_source()) is not int:
         raise InvalidArgument(
             f"time_source must be a function that returns unix milliseconds, not {time_source!r:.60}"
@@ -108,7 +108,7 @@ def check_time_source(time_source: object) -> None:
 
 
 def check_durability(durability: object) -> bool:
-    """Whether a write waits for the disk."""
+    """Whether a write with this durability waits until it is on disk."""
     if durability == "fsync":
         return True
     if durability == "async":
@@ -117,7 +117,7 @@ def check_durability(durability: object) -> bool:
 
 
 def to_version(at: object) -> Version:
-    """A version, or the moment that names one."""
+    """The version of an argument that is a version or a moment."""
     if isinstance(at, datetime):
         try:
             return version_at(at)
@@ -129,7 +129,7 @@ def to_version(at: object) -> Version:
 
 
 def to_expiry(ttl: object, now_ms: int) -> int:
-    """The unix second at which something written now is gone.  Rounded up: never early."""
+    """The unix second at which a value written now with this time to live expires, rounded up."""
     if isinstance(ttl, timedelta):
         lifetime_us = ttl // timedelta(microseconds=1)
     elif type(ttl) in (int, float) and isfinite(cast(float, ttl)):

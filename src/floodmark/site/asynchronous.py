@@ -1,7 +1,7 @@
-"""Sites for asyncio: the same names as `Site` and `Namespace`, awaited.
+"""Sites for asyncio: the methods of `Site` and `Namespace` as coroutines.
 
-Point calls travel on the event loop (`wire/async_lines.py`).  A thread reads each scan and each stream of
-changes, ahead of its task by a limited number of rows.
+Calls for single keys are sent by the event loop (`wire/async_lines.py`).  Each scan and each stream of
+changes has a thread that reads ahead of the task by a limited number of rows.
 """
 
 import asyncio
@@ -50,12 +50,12 @@ Parameters = ParamSpec("Parameters")
 
 
 async def connect_async(url: str, **options: Any) -> "AsyncSite":
-    """Connect to a site from asyncio, with the options of `connect`."""
+    """Connect to a site from asyncio.  Takes the options of `connect`."""
     return AsyncSite(await asyncio.to_thread(partial(connect, url, **options)))
 
 
 class AsyncSite:
-    """A site behind a server, for the tasks of one event loop.  Close it, or use it in `async with`."""
+    """A connection to a site's server for the tasks of one event loop.  Close it, or use `async with`."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -79,7 +79,7 @@ class AsyncSite:
         return self._site.name
 
     async def close(self) -> None:
-        """End all streams, and let go.  Closing twice is harmless."""
+        """End all streams and close the connections.  Closing twice is harmless."""
         self._router.close()
         await asyncio.to_thread(self._site.close)
         self._threads.shutdown(wait=False)
@@ -93,7 +93,7 @@ class AsyncSite:
     async def namespace(
         self, name: str, *, large_values: bool = False
     ) -> "AsyncNamespace[Any] | AsyncLargeValues":
-        """The namespace of a name; NamespaceNotFound if there is none."""
+        """A handle to an existing namespace.  Raises NamespaceNotFound."""
         if large_values:
             found = await self._run(lambda: self._site.namespace(name, large_values=True))
             return AsyncLargeValues(found, self._run)
@@ -108,7 +108,7 @@ class AsyncSite:
     async def create_namespace(self, name: str, **settings: Any) -> "AsyncNamespace[Any]": ...
 
     async def create_namespace(self, name: str, **settings: Any) -> "AsyncNamespace[Any] | AsyncLargeValues":
-        """Create a namespace, with the settings of `Site.create_namespace`."""
+        """Create a namespace.  Takes the settings of `Site.create_namespace`."""
         make: Callable[..., Any] = self._site.create_namespace
         found = await self._run(partial(make, name, **settings))
         return AsyncLargeValues(found, self._run) if isinstance(found, LargeValues) else self._wrap(found)
@@ -126,18 +126,18 @@ class AsyncSite:
     def changes(
         self, namespace: str | None = None, *, resolved_markers: bool = False, **options: Any
     ) -> AsyncIterator[Any]:
-        """The changes of one namespace or of all, with the options of `Site.changes`."""
+        """The changes of one namespace, or of all.  Takes the options of `Site.changes`."""
 
         def read() -> Iterator[Item]:
-            # Markers come also when nothing is written, and let the thread see that its reader has gone.
+            # Markers arrive on an idle site, too, so the thread notices that its reader has stopped.
             return self._site.changes(namespace, resolved_markers=True, **options)
 
         return AsyncRows(read, lambda item: resolved_markers or not isinstance(item, Resolved))
 
     @asynccontextmanager
     async def atomic(self, *, durability: Durability | None = None) -> AsyncGenerator[Batch]:
-        """See `Site.atomic`: `async with site.atomic() as batch`, whose writes are not awaited."""
-        # The time is known from then on: a write with a time to live does not ask the server for it.
+        """See `Site.atomic`.  Use `async with site.atomic() as batch`; do not await the batch's methods."""
+        # Fetch the site's time here, so that writes with a time to live need no call inside the block.
         await self._run(self._site.host.physical_ms)
         batch = self._site.atomic(durability=durability)
         yield batch
@@ -154,7 +154,7 @@ class AsyncSite:
         return dict(zip(listed, await self.read_atomic(listed), strict=True))
 
     async def watch(self, namespace: "AsyncNamespace[Any]", key: bytes) -> "asyncio.Future[Version]":
-        """See `Site.watch`.  The key is watched when this returns; await the future for its change."""
+        """See `Site.watch`.  The watch is in place when this returns; await the future for the change."""
         watched = await self._run(partial(self._site.watch, namespace._namespace, key))
         return asyncio.wrap_future(watched)
 
@@ -170,7 +170,7 @@ class AsyncSite:
 def awaited(
     method: "Callable[Concatenate[Namespace[Any], Parameters], Result]",
 ) -> "Callable[Concatenate[AsyncNamespace[Any], Parameters], Coroutine[Any, Any, Result]]":
-    """A method of `Namespace`, awaited."""
+    """The coroutine method of `AsyncNamespace` for a method of `Namespace`."""
     name, takes_ttl = method.__name__, "ttl" in signature(method).parameters
 
     @wraps(method)
@@ -178,16 +178,16 @@ def awaited(
         if takes_ttl:
             await own._know_time(options.get("ttl"))
         found = getattr(own._calls, name)(*args, **options)
-        # A comparison that no value can meet is answered without a call.
+        # `compare_and_set` returns without a call if no stored value can equal the expected one.
         return found if isinstance(found, bool) else await found
 
     return call
 
 
 class AsyncNamespace(Generic[Held]):
-    """A namespace of an `AsyncSite`.  Arguments and results are those of `Namespace`.
+    """A namespace of an `AsyncSite`, with the arguments and results of `Namespace`.
 
-    A task that is cancelled during a write does not know whether it happened.
+    If a task is cancelled during a write, the write may or may not happen.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class AsyncNamespace(Generic[Held]):
         run: Callable[[Callable[[], Any]], Awaitable[Any]],
     ) -> None:
         self._namespace = namespace
-        # The same namespace, whose calls return awaitables.
+        # The same namespace over the asynchronous router, so that its calls return awaitables.
         self._calls: Any = copy(cast(Any, namespace.stored))
         self._calls._router = router
         self._run = run
@@ -207,22 +207,22 @@ class AsyncNamespace(Generic[Held]):
 
     @property
     def name(self) -> str:
-        """The name under which the site knows it."""
+        """The name of the namespace."""
         return self._namespace.name
 
     @property
     def id(self) -> int:
-        """The number under which its keys are stored."""
+        """The id of the namespace, which is part of each stored key."""
         return self._namespace.id
 
     @property
     def host(self) -> Host:
-        """The host of the site that has it."""
+        """The host of the namespace's site."""
         return self._namespace.host
 
     @property
     def encoding(self) -> Encoding:
-        """How writes become rows, for batches, which gather them."""
+        """The encoding of writes as rows, for batches, which gather rows before they send them."""
         return self._namespace.encoding
 
     get = awaited(Namespace[Held].get)
@@ -252,13 +252,13 @@ class AsyncNamespace(Generic[Held]):
         )
 
     async def _know_time(self, ttl: timedelta | float | None) -> None:
-        """Ask for the site's time in a thread, if the write needs it: now and then that asks the server."""
+        """Fetch the site's time in a thread, as this may call the server, if the write has a time to live."""
         if ttl is not None or self._namespace.settings.ttl is not None:
             await self._run(self._namespace.host.physical_ms)
 
 
 class AsyncCounterNamespace(AsyncNamespace[int]):
-    """A namespace of counters, whose reads return int."""
+    """A namespace of counters.  Reads return int."""
 
     async def get(self, key: bytes, *, at: At | None = None) -> int | None:
         return to_number(await super().get(key, at=at))
@@ -271,7 +271,7 @@ AsyncPair: TypeAlias = tuple[AsyncNamespace[Any], bytes]
 
 
 class AsyncLargeValues:
-    """`LargeValues` of an `AsyncSite`.  A thread makes each call, and reads each stream."""
+    """`LargeValues` of an `AsyncSite`.  All calls and streams run in threads."""
 
     def __init__(self, values: LargeValues, run: Callable[[Callable[[], Any]], Awaitable[Any]]) -> None:
         self._values = values
@@ -286,12 +286,12 @@ class AsyncLargeValues:
         return self._values.name
 
     async def get(self, key: bytes, *, at: At | None = None) -> bytes | None:
-        """The whole value of a key; None if there is none."""
+        """The whole value of a key; None if the key is absent."""
         found: bytes | None = await self._run(partial(self._values.get, key, at=at))
         return found
 
     def chunks(self, key: bytes, *, at: At | None = None) -> AsyncIterator[bytes]:
-        """The value of a key in pieces, of which two are in memory; KeyNotFound if there is none."""
+        """The value of a key in pieces, at most two of them in memory.  Raises KeyNotFound."""
 
         def read() -> Iterator[bytes]:
             with self._values.open(key, at=at) as stream:
@@ -316,12 +316,12 @@ class AsyncLargeValues:
         )
 
     async def put(self, key: bytes, value: bytes | bytearray | memoryview | BinaryIO) -> Version:
-        """See `LargeValues.put`; a file is read in a thread.  A put that is cancelled goes on there."""
+        """See `LargeValues.put`.  It runs in a thread, which finishes it even if the task is cancelled."""
         version: Version = await self._run(partial(self._values.put, key, value))
         return version
 
     async def delete(self, key: bytes) -> Version:
-        """Delete a key, whether or not it is there; the version of the deletion."""
+        """Delete a key, present or not, and return the version of the deletion."""
         version: Version = await self._run(partial(self._values.delete, key))
         return version
 
@@ -332,7 +332,7 @@ class AsyncLargeValues:
 
 
 class AsyncRows(Generic[Row]):
-    """Rows of a stream, which a thread begins to read when the first one is asked for."""
+    """An asynchronous iterator over a stream.  The first `__anext__` starts the thread that reads it."""
 
     def __init__(
         self,
@@ -359,7 +359,7 @@ class AsyncRows(Generic[Row]):
         return cast(Row, row)
 
     async def aclose(self) -> None:
-        """Read no more.  The thread ends when it notices, within a second or so."""
+        """Stop reading.  The thread ends at its next row, within a second or so."""
         self._stop()
 
     def _stop(self) -> None:
@@ -371,14 +371,14 @@ class AsyncRows(Generic[Row]):
 
 
 class _End:
-    """The end of a stream, and the error that ended it."""
+    """Marks the end of a stream, with the error that ended it, if any."""
 
     def __init__(self, error: BaseException | None) -> None:
         self.error = error
 
 
 class _ReadAhead:
-    """A thread that reads a stream, ahead of a task by a limited number of rows."""
+    """A thread that reads a stream into a queue, at most `ahead` rows before the task takes them."""
 
     def __init__(self, read: Callable[[], Iterator[Any]], keep: Callable[[Any], bool], ahead: int) -> None:
         self._rows: deque[Any] = deque()
@@ -389,7 +389,7 @@ class _ReadAhead:
         Thread(target=self._run, args=(read, keep), name="floodmark-async-rows", daemon=True).start()
 
     async def take(self) -> object:
-        """The next row, or the end."""
+        """Wait for the next row, or for the `_End`, and remove it from the queue."""
         while not self._rows:
             self._arrived.clear()
             if not self._rows:
@@ -398,7 +398,7 @@ class _ReadAhead:
         return self._rows.popleft()
 
     def stop(self) -> None:
-        """Let the thread end at its next row."""
+        """Tell the thread to end at its next row."""
         self._is_stopped = True
         self._room.release()
 
@@ -414,12 +414,12 @@ class _ReadAhead:
                     if self._is_stopped:
                         break
         except BaseException as raised:
-            # The task that reads the rows gets it.
+            # Raised in the task that reads the rows.
             error = raised
         self._hand_over(_End(error))
 
     def _hand_over(self, row: object) -> None:
         self._rows.append(row)
-        # A loop that is closed has no task that waits.
+        # A closed loop accepts no callbacks, and no task waits on it.
         if not self._arrived.is_set() and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._arrived.set)

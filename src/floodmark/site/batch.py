@@ -7,8 +7,8 @@
 
     text, count = site.read_atomic([(messages, b"grace/17"), (unread, b"grace")])
 
-No reader or writer waits for a batch, and none is refused because of another: unlike a transaction it reads
-nothing.
+Batches never make a reader or a writer wait, and never conflict with each other.  Unlike a transaction, a
+batch reads nothing.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -27,19 +27,19 @@ from floodmark.site.codecs import CodedNamespace, present
 from floodmark.site.gathering import AnyNamespace, GatheredWrites, require_of
 from floodmark.site.namespace import Namespace
 
-# A namespace and a key of it: bytes, or text if the handle has a codec.
+# A namespace and one of its keys: bytes, or text for a handle with a codec.
 Pair: TypeAlias = tuple[AnyNamespace, bytes | str]
 
 
 class Batch(GatheredWrites):
-    """Writes that wait for the end of their block.  Made by `Site.atomic`; for one thread.
+    """Gathers writes and commits them together at the end of its `with` block.  Made by `Site.atomic`.
 
-    A block that fails writes nothing.
+    A block that ends with an error writes nothing.  For one thread.
     """
 
     def __init__(self, host: Host, write: Callable[[Mapping[bytes, bytes]], Version]) -> None:
         super().__init__("the atomic batch", host, bytes_max=COMMIT_BYTES_MAX)
-        # The version of its commit, which is its id in feeds; 0 before, and if nothing was written.
+        # The commit version, which identifies the batch in feeds; 0 before the commit and for an empty batch.
         self.version: Version = 0
         self._write = write
         self._ended = False
@@ -53,7 +53,7 @@ class Batch(GatheredWrites):
         self._ended = True
 
     def commit(self) -> Version:
-        """Write everything in one commit; its version, 0 if there is nothing to write."""
+        """Write everything in one commit; return the commit version, 0 if there is nothing to write."""
         self._require_open()
         self._ended = True
         if self._rows:
@@ -61,25 +61,25 @@ class Batch(GatheredWrites):
         return self.version
 
     def _require_open(self) -> None:
-        """Raise Closed after the end of the block."""
+        """Raise Closed if the block has ended."""
         if self._ended:
             raise Closed("the atomic batch has ended; begin another one with site.atomic()")
 
 
 class AtomicCalls:
-    """Atomic batches and reads of a site."""
+    """The methods of a site for atomic batches and atomic reads."""
 
     _durable: bool
 
     @property
     def host(self) -> Host:
-        """The host of an open site; Closed after `close`."""
+        """The host of this site.  Raises Closed after `close`."""
         raise NotImplementedError
 
     def atomic(self, *, durability: Durability | None = None) -> Batch:
-        """Writes to any namespaces that are one commit, at the end of a `with` block.
+        """Begin an atomic batch: its writes, to any namespaces, are one commit when its `with` block ends.
 
-        What does not fit into one commit raises CommitTooLarge, and nothing is written.
+        Raises CommitTooLarge, and writes nothing, if the writes do not fit into one commit.
 
         >>> import floodmark, tempfile
         >>> with floodmark.open(tempfile.mkdtemp(), site="oslo") as site:
@@ -95,9 +95,9 @@ class AtomicCalls:
         return Batch(self.host, partial(self.host.router.write_batch, durable=durable))
 
     def read_atomic(self, pairs: Iterable[Pair]) -> list[Any]:
-        """The values of keys of any namespaces, in their order, of which no atomic batch is read in part.
+        """The values of (namespace, key) pairs, in their order; None for an absent key.
 
-        None stands for a key without value.  LimitExceeded for more than 1,000 keys.
+        Every atomic batch is seen whole or not at all.  Raises LimitExceeded for more than 1,000 pairs.
         """
         listed = _check_pairs(pairs)
         for namespace, _ in listed:
@@ -112,7 +112,7 @@ class AtomicCalls:
 
         def read_snapshot(seen: Version) -> list[bytes | None]:
             return at_present(
-                # A caller that has seen a version is not taken back behind it.
+                # The session's reads never go back behind a version that it has seen.
                 lambda: max(seen, host.versions.read_version()),
                 lambda version: host.router.get_many(list(dict.fromkeys(keys)), version),
             )
@@ -124,13 +124,13 @@ class AtomicCalls:
         ]
 
     def read_atomic_many(self, pairs: Iterable[Pair]) -> dict[Pair, Any]:
-        """`read_atomic` as a mapping from each pair to its value, in their order."""
+        """`read_atomic`, returned as a mapping from each pair to its value."""
         listed = _check_pairs(pairs)
         return dict(zip(listed, self.read_atomic(listed), strict=True))
 
 
 def _check_pairs(pairs: Iterable[Pair]) -> list[Any]:
-    """The pairs of an atomic read; InvalidArgument if one is no pair, LimitExceeded if they are too many."""
+    """The pairs as a list.  Raises InvalidArgument for an item that is no pair, or LimitExceeded."""
     if not isinstance(pairs, Iterable):
         raise InvalidArgument(f"an atomic read takes pairs of a namespace and a key, not {pairs!r:.60}")
     listed = list(pairs)

@@ -1,4 +1,4 @@
-"""Where a reader of changes begins, and the changes that it gets."""
+"""Resolves where a reader of changes begins, and decodes the changes that it reads."""
 
 from collections.abc import Callable, Iterator
 from typing import TypeVar
@@ -21,7 +21,10 @@ Result = TypeVar("Result")
 def begin_at(
     host: Host, since: Since, begin: Callable[[Resolved], Result], *, until: At | None = None
 ) -> Result:
-    """The result of `begin` at the place that `since` names; a snapshot is taken now, or at `until`."""
+    """Call `begin` with the position that `since` names and return its result.
+
+    A "snapshot" is taken at the resolved version, or at `until` if that is lower.
+    """
     return begin_reading(
         since if isinstance(since, Resolved | str) else to_version(since) if since != 0 else 0,
         begin,
@@ -32,7 +35,10 @@ def begin_at(
 
 
 def find_scope(host: Host, namespace: str | None, keys: KeyRange) -> tuple[KeyRange, int | None, Version]:
-    """Qualified keys, the namespace's id and the version of its creation; None and 0 for all namespaces."""
+    """The qualified keys, the namespace's id and the version of its creation.
+
+    For all namespaces, the id is None and the version 0.
+    """
     if namespace is not None:
         row = host.namespaces.find_namespace(namespace)
         return qualify_range(row.id, keys), row.id, row.created_at
@@ -53,7 +59,7 @@ def decoder_of(host: Host) -> Decoder:
 def decode_items(
     host: Host, batches: Iterator[ChangeBatch], *, resolved_markers: bool, on_damaged: OnDamaged | None
 ) -> Iterator[Item]:
-    """The changes of some batches, with markers and heartbeats as far as they are there."""
+    """The changes of the batches, with the heartbeats that they hold and, if asked for, resolved markers."""
     decoder = decoder_of(host)
     for batch in batches:
         if batch.heartbeats or resolved_markers:

@@ -1,6 +1,6 @@
-"""Handles of a namespace whose keys are text and whose values are Python objects, by a codec.
+"""Handles of a namespace with text keys, whose values a codec converts to and from Python objects.
 
-A codec belongs to the handle: the site stores bytes, and other handles, feeds and Spark see these.
+The codec belongs to the handle.  The site stores bytes, and other handles, feeds and Spark see the bytes.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,7 +21,7 @@ Value = TypeVar("Value")
 
 
 class CodedView(Lookup[str, Value]):
-    """What a namespace, or a view of its past, holds, with text as keys and decoded values.  Read-only."""
+    """Read-only access to a namespace, or to a view of its past, with text keys and decoded values."""
 
     def __init__(self, stored: Namespace | View, codec: Codec[Value]) -> None:
         self._reads = stored
@@ -31,11 +31,11 @@ class CodedView(Lookup[str, Value]):
         return f"{type(self).__name__}({self._reads!r})"
 
     def get(self, key: str) -> Value | None:
-        """The value of a key; None if there is none.  InvalidValue if the codec cannot read it."""
+        """The value of a key; None if absent.  Raises InvalidValue if the codec cannot decode it."""
         return self.decode(key, self._reads.get(to_key(key)))
 
     def get_many(self, keys: Iterable[str]) -> list[Value | None]:
-        """The values of several keys, in their order."""
+        """The values of several keys, in their order; None for an absent key."""
         named = list(keys)
         found = self._reads.get_many([to_key(key) for key in named])
         return [self.decode(key, stored) for key, stored in zip(named, found, strict=True)]
@@ -60,19 +60,19 @@ class CodedView(Lookup[str, Value]):
         return (self.present(*row) for row in rows)
 
     def present(self, key: bytes, stored: bytes) -> tuple[str, Value]:
-        """A stored key and value as this handle shows them; InvalidValue if the codec cannot read them."""
+        """Decode a stored key and value.  Raises InvalidValue if the codec cannot decode the value."""
         try:
             return key.decode(), self._codec.decode(stored)
         except (TypeError, ValueError) as error:
             raise _refuse_stored(key, error) from error
 
     def decode(self, key: str, stored: bytes | None) -> Value | None:
-        """The value that a key holds, by its bytes; None for None."""
+        """Decode the stored bytes of a key's value; None for None."""
         return None if stored is None else self.present(key.encode(), stored)[1]
 
 
 class CodedNamespace(CodedView[Value]):
-    """A namespace with text as keys and values of a codec.  Made by `Site.namespace` and `create_namespace`.
+    """A namespace with text keys and values of a codec.  Made by `Site.namespace` and `create_namespace`.
 
     >>> import floodmark, tempfile
     >>> with floodmark.open(tempfile.mkdtemp(), site="oslo") as site:
@@ -89,22 +89,22 @@ class CodedNamespace(CodedView[Value]):
 
     @property
     def name(self) -> str:
-        """The name under which the site knows it."""
+        """The name of the namespace."""
         return self.stored.name
 
     @property
     def id(self) -> int:
-        """The number under which its keys are stored."""
+        """The id of the namespace, which is part of each stored key."""
         return self.stored.id
 
     @property
     def host(self) -> Host:
-        """The host of the site that has it."""
+        """The host of the namespace's site."""
         return self.stored.host
 
     @cached_property
     def encoding(self) -> Encoding:
-        """How writes become rows, for writers and transactions, which gather them."""
+        """The encoding of writes as rows, for writers and transactions, which gather rows."""
         policy, qualify, expire = self.stored.encoding
 
         def put(key: Any, value: Any, expires_at: int | None) -> bytes:
@@ -126,7 +126,7 @@ class CodedNamespace(CodedView[Value]):
         ttl: timedelta | float | None = None,
         durability: Durability | None = None,
     ) -> Version:
-        """Write a value; its version.  InvalidValue if the codec cannot write it."""
+        """Write a value and return its version.  Raises InvalidValue if the codec cannot encode it."""
         return self.stored.put(to_key(key), self._encode(key, value), ttl=ttl, durability=durability)
 
     def put_many(
@@ -136,12 +136,12 @@ class CodedNamespace(CodedView[Value]):
         ttl: timedelta | float | None = None,
         durability: Durability | None = None,
     ) -> Version:
-        """Write many values, one commit per node; the highest version, 0 for no pairs."""
+        """Write many values in one commit per node; return the highest version, 0 for no pairs."""
         rows = [(to_key(key), self._encode(key, value)) for key, value in list_pairs(pairs)]
         return self.stored.put_many(rows, ttl=ttl, durability=durability)
 
     def delete(self, key: str, *, durability: Durability | None = None) -> Version:
-        """Delete a key, whether or not it is there; the version of the deletion."""
+        """Delete a key, present or not, and return the version of the deletion."""
         return self.stored.delete(to_key(key), durability=durability)
 
     def compare_and_set(
@@ -153,16 +153,16 @@ class CodedNamespace(CodedView[Value]):
         ttl: timedelta | float | None = None,
         durability: Durability | None = None,
     ) -> bool:
-        """Write a value if the present one equals `expected`, as Python compares; whether it did.
+        """Write a value if the current one equals `expected` in Python; return whether it was written.
 
-        None stands for "absent": `expected=None` creates and `value=None` deletes.
+        None stands for an absent key: `expected=None` creates and `value=None` deletes.
         """
         name, new = to_key(key), None if value is None else self._encode(key, value)
         while True:
             stored = self.stored.get(name)
             if (stored is None) != (expected is None) or self.decode(key, stored) != expected:
                 return False
-            # Another writer may have been faster; then its value is compared.
+            # The stored bytes changed since the read: read and compare again.
             if self.stored.compare_and_set(name, stored, new, ttl=ttl, durability=durability):
                 return True
 
@@ -174,15 +174,15 @@ class CodedNamespace(CodedView[Value]):
         ttl: timedelta | float | None = None,
         durability: Durability | None = None,
     ) -> Version:
-        """Write some fields of a record, and leave the others as they are; None deletes a field."""
+        """Write some fields of a record and keep the others; a field with the value None is deleted."""
         return self.stored.update(to_key(key), fields, ttl=ttl, durability=durability)
 
     def add(self, key: str, number: int = 1, *, durability: Durability | None = None) -> Version:
-        """Add to a counter, which begins at 0; `get` with codec "json" returns it as an int."""
+        """Add a number to a counter.  With codec "json", `get` returns counters as int."""
         return self.stored.add(to_key(key), number, durability=durability)
 
     def writer(self, *, batch_records: int = BATCH_RECORDS, durability: Durability | None = None) -> Writer:
-        """A stream of writes, for many records; their keys are text and their values the codec's."""
+        """A stream of writes, for many records, with text keys and values of the codec."""
         return self.stored.writer(batch_records=batch_records, durability=durability, encoding=self.encoding)
 
     def _encode(self, key: object, value: Value) -> bytes:
@@ -195,12 +195,12 @@ class CodedNamespace(CodedView[Value]):
 def with_codec(
     namespace: Namespace[Any], codec: Codec[Value] | None
 ) -> Namespace[Any] | CodedNamespace[Value]:
-    """A handle of a namespace, with a codec or without."""
+    """The handle itself, or wrapped in a `CodedNamespace` if there is a codec."""
     return namespace if codec is None else CodedNamespace(namespace.stored, codec)
 
 
 def present(namespace: Namespace | CodedNamespace[Any], key: bytes, stored: bytes | None) -> tuple[Any, Any]:
-    """A stored key and value as a handle shows them; None for None."""
+    """A stored key and value in the types of the handle; a stored None stays None."""
     if stored is None:
         return key, None
     if isinstance(namespace, CodedNamespace):
@@ -209,7 +209,7 @@ def present(namespace: Namespace | CodedNamespace[Any], key: bytes, stored: byte
 
 
 def to_key(key: object) -> bytes:
-    """The bytes under which a key is stored; InvalidKey if it is not text."""
+    """The UTF-8 bytes of a text key.  Raises InvalidKey if it is not text."""
     if not isinstance(key, str):
         raise InvalidKey(
             f"a key of this handle must be str, not {type(key).__name__} ({key!r:.60}); a handle without "

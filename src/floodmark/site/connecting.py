@@ -1,4 +1,4 @@
-"""Connecting to a site that a server serves."""
+"""Connects to the server of a site."""
 
 from datetime import timedelta
 from functools import partial
@@ -28,18 +28,20 @@ def connect(
     read_version_cache: bool = False,
     slow_read_version: timedelta = SLOW_ANSWER,
 ) -> Site:
-    """Connect to the server at `grpc://host:port`, or `grpc+tls://host:port`; the same `Site` as `open`.
+    """Connect to the server at `grpc://host:port` or `grpc+tls://host:port`.
 
-    A site that several nodes serve is named by some of them, `grpc://oslo-1:7100,oslo-2:7100`; the others are
-    found.  If a node does not answer, the others are asked until `timeout` is over.
+    Returns a `Site` like that of `open`.  For a site with several nodes, name one or more of them:
+    `grpc://oslo-1:7100,oslo-2:7100`.  The client finds the others, and if a node does not answer, it asks the
+    others until `timeout` has passed.
 
-    A token file is read again when the server refuses the token.  `tls_root` verifies the server;
-    `tls_certificate` and `tls_key` identify this client.  A call without an answer within `timeout` raises
-    `Unreachable` if it changed nothing, `OutcomeUnknown` if it may have.
+    The token file is read again when the server refuses the token.  `tls_root` verifies the server;
+    `tls_certificate` and `tls_key` identify this client.  A call that gets no answer within `timeout` raises
+    `Unreachable` if it changed nothing, and `OutcomeUnknown` if it may have changed something.
 
-    With `read_version_cache` transactions begin at the highest version seen, without a call: they may miss
-    what others wrote in the last second, and then conflict.  An overloaded server delays read versions, so
-    while the last answer took longer than `slow_read_version`, each transaction asks for one.
+    With `read_version_cache` transactions begin at the highest version that this client has seen, without a
+    call.  They may miss writes of other clients of the last second, and a write based on such a read
+    conflicts.  While the last read version took longer than `slow_read_version`, because an overloaded server
+    delays them, each transaction asks for one.
     """
     durable = check_durability(durability)
     timeout_seconds = check_duration(timeout, "timeout") / timedelta(seconds=1)

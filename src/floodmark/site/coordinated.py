@@ -1,7 +1,7 @@
-"""A transaction with a coordinator: what acknowledges changes of subscriptions, or spans several nodes.
+"""A transaction with a coordinator: one that acknowledges changes of subscriptions, or spans several nodes.
 
-Acknowledgements are sent at once, and the site refuses those that are taken.  Writes are sent with the
-commit.
+Acknowledgements are sent at once, and the site refuses one that another transaction has made.  Writes are
+sent with the commit.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ from floodmark.model.transaction import TransactionState
 from floodmark.model.version import Version
 
 TIMEOUT: Final = timedelta(minutes=1)
-# How often work is retried that met another transaction, and the pauses between attempts.
+# The number of attempts of a transaction that conflicts, and the pauses between them.
 ATTEMPTS_MAX: Final = 10
 PAUSE_MS_FIRST: Final = 10
 PAUSE_MS_MAX: Final = 1_000
@@ -41,7 +41,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """How a caller waits before a retry: its clock, its sleep and its randomness.
+    """The clock, the sleep function and the randomness with which a caller waits before a retry.
 
     >>> slept = []
     >>> pauses = Pace(sleep=slept.append, random=lambda: 0.5).pauses()
@@ -56,7 +56,7 @@ class Pace:
     random: Callable[[], float] = SystemRandom().random
 
     def pauses(self, first_ms: int = PAUSE_MS_FIRST, longest_ms: int = PAUSE_MS_MAX) -> Iterator[None]:
-        """Sleep at each step for half to all of a pause, so that rivals do not meet again."""
+        """Sleep at each step for a random half to all of a growing pause, so that rivals spread out."""
         for pause in Backoff(first_ms, longest_ms=longest_ms, budget_ms=NO_BUDGET_MS).pauses():
             self.sleep(pause * (0.5 + self.random() / 2))
             yield
@@ -66,48 +66,48 @@ PACE: Final = Pace()
 
 
 class Coordinated:
-    """A transaction that a coordinator of the site knows of.  For one thread."""
+    """A client's handle to a transaction that is open at a coordinator of the site.  For one thread."""
 
     def __init__(
         self, transactions: Transactions, transaction: str, *, timeout: timedelta = TIMEOUT, pace: Pace = PACE
     ) -> None:
         self.id = transaction
         self._pace = pace
-        # After this the site has aborted it, unless it is decided.
+        # After this time the site aborts the transaction, unless it is decided.
         self._until_seconds = pace.time_seconds() + timeout.total_seconds()
         self._transactions = transactions
         self._subscriptions: list[Subscription] = []
         self.ended = False
-        # Whether a commit was sent that has not been answered, and may have happened.
+        # Whether a commit request was sent and not answered: the transaction may be committed.
         self._in_doubt = False
 
     def __repr__(self) -> str:
         return f"Coordinated({self.id!r})"
 
     def acknowledge(self, deliveries: tuple[Delivery, ...], *, through: bool) -> None:
-        """Acknowledge changes of one subscription, or all up to one, if this transaction is committed."""
+        """Acknowledge changes of one subscription if this transaction commits; `through`, all up to one."""
         subscription = deliveries[0].subscription
         if subscription not in self._subscriptions:
             self._subscriptions.append(subscription)
         try:
             subscription.acknowledge_in(self._transactions.acknowledge, self.id, deliveries, through=through)
         except (OutcomeUnknown, Unreachable) as error:
-            # To commit without it would let the change be dealt with again.
+            # A commit without the acknowledgement would have the change delivered and processed again.
             self.abort(f"an acknowledgement got no answer: {error}")
             raise
 
-    # The end
+    # Commit and abort
 
     def commit(self, writes: list[NamespaceWrites], reads: ReadSet | None) -> Version:
-        """Make everything effective; its version.
+        """Commit the transaction and return its version.
 
-        Without an answer, it is asked for again until the transaction's timeout.  After CommitUnknown,
-        committing again finds the outcome out, unless the site has forgotten the transaction since.
+        A request without an answer is repeated until the transaction's timeout, then CommitUnknown is raised.
+        Calling `commit` again then finds the outcome, unless the site no longer keeps it.
         """
         try:
             version = self._commit(writes, reads)
         except PartlyDone:
-            # It is committed; a participant has not confirmed it yet.
+            # The transaction is committed, but a participant has not confirmed yet.
             self._end(committed=None)
             raise
         except OutcomeUnknown as error:
@@ -117,10 +117,10 @@ class Coordinated:
                 **{**error.details, "transaction": self.id},
             ) from error
         except TransactionEnded as error:
-            # If another caller committed it, without these writes, its acknowledgements are in effect.
+            # Another caller may have committed it, without these writes: its acknowledgements are in effect.
             is_committed = error.details.get("state") in _COMMITS
             if error.details.get("state") == TransactionState.ABORTING:
-                # Returns when what it acknowledged is available again.
+                # Returns when the acknowledged changes can be acknowledged again.
                 self._abort("its commit failed")
             self._end(committed=None if is_committed else False)
             raise
@@ -130,9 +130,9 @@ class Coordinated:
         return version
 
     def _give_up(self, error: FloodmarkError, *, wrote: bool) -> Version:
-        """End a transaction whose commit failed.
+        """Abort a transaction whose commit failed and raise the error, or return the version if it committed.
 
-        After an unanswered attempt, an abort that is refused because it is committed confirms the commit.
+        If an earlier attempt got no answer and the abort is refused, the site is asked for the outcome.
         """
         is_aborted = self._abort("its commit failed")
         if is_aborted or not self._in_doubt:
@@ -156,7 +156,7 @@ class Coordinated:
         ) from error
 
     def _confirm(self, *, wrote: bool) -> Version:
-        """The version at which the site says that it is committed, with its writes; 0 if it does not."""
+        """The commit version, if the site reports a commit that includes the writes; otherwise 0."""
         try:
             shown = self._transactions.show(self.id)
         except FloodmarkError:
@@ -164,7 +164,7 @@ class Coordinated:
         return shown.version if shown.state in _COMMITS and shown.wrote == wrote else 0
 
     def _commit(self, writes: list[NamespaceWrites], reads: ReadSet | None) -> Version:
-        """Commit, and ask again while no answer comes and its time is not over: it is committed once."""
+        """Send the commit, again after a lost answer, until the timeout.  The site commits only once."""
         pauses = self._pace.pauses()
         while True:
             try:
@@ -177,7 +177,7 @@ class Coordinated:
             next(pauses)
 
     def _send(self, writes: list[NamespaceWrites], reads: ReadSet | None) -> Version:
-        """Ask for the commit once.  Until there is an answer, it may have happened."""
+        """Send the commit once.  While there is no answer, the transaction is in doubt."""
         before, self._in_doubt = self._in_doubt, True
         try:
             return self._transactions.commit(self.id, writes, reads)
@@ -188,16 +188,16 @@ class Coordinated:
             raise
 
     def abort(self, reason: str = "by its owner") -> None:
-        """Leave everything as it was.  If the site cannot be told, the timeout does it."""
+        """Discard the writes and acknowledgements.  If the site does not answer, it aborts at the timeout."""
         if not self.ended:
             self._end(committed=False if self._abort(reason) else None)
 
     def _abort(self, reason: str) -> bool:
-        """Ask for an abort; whether it is certain that there was one."""
+        """Ask the site to abort; return whether the abort is certain."""
         try:
             self._transactions.abort(self.id, reason)
         except PartlyDone:
-            # It is decided; a participant has not confirmed it yet.
+            # The abort is decided, but a participant has not confirmed yet.
             return True
         except FloodmarkError:
             return False

@@ -1,7 +1,7 @@
-"""The rows of a data set, from keys and values as users pass them to columns of stored records.
+"""Encodes the rows of a data set, as users pass them, into columns of stored records.
 
-Rows come as pairs or as Arrow batches with the columns `key` and `value`; of those, no row costs a call of
-Python unless something is wrong with it.
+Rows are pairs, or Arrow batches with the columns `key` and `value`.  Arrow batches are encoded by column;
+only an invalid row is handled in Python by itself.
 """
 
 import csv
@@ -39,9 +39,9 @@ Rows: TypeAlias = (
     | pyarrow.RecordBatchReader
 )
 Refuse: TypeAlias = Callable[[Any, FloodmarkError], None]
-# Of several rows with one key the last counts, or the publication fails.
+# Several rows with one key fail the publication, or the last of them counts.
 DUPLICATES: Final = ("fail", "last")
-# So many refused rows are noted before a publication fails.
+# The publication fails at the next refused row after this number.
 REFUSED_MAX: Final = 1_000
 
 _BATCH_ROWS: Final = 4_096
@@ -49,7 +49,7 @@ _BINARY: Final = pyarrow.binary()
 
 
 class DataSet:
-    """Rows on their way into a namespace; how many there were, and how many were refused."""
+    """Encodes and sorts the rows of a data set, and counts the rows yielded and the rows refused."""
 
     def __init__(
         self,
@@ -68,10 +68,10 @@ class DataSet:
         self._report = report
 
     def pairs(self, rows: Rows) -> Iterator[Pairs]:
-        """Stored records under qualified keys, in order of keys, each key once.
+        """Stored records under qualified keys, in key order, each key once.
 
-        Raises InvalidKey or InvalidValue for a row that is no key and value, unless such are refused one by
-        one, InvalidKey for a key that comes twice, and SchemaMismatch for columns that are not those two.
+        Raises InvalidKey or InvalidValue for an invalid row, unless there is an `on_refused`; InvalidKey for
+        a duplicate key, unless the last row counts; SchemaMismatch if the columns are not `key` and `value`.
         """
         for pairs in sort_pairs(self._counted(self._batches(rows)), self._refuse_duplicate):
             self.rows += len(pairs)
@@ -138,7 +138,7 @@ class DataSet:
 
 
 class RefusedRows:
-    """Rows that no namespace takes, with what is wrong with them, in a CSV file, up to a limit."""
+    """Writes refused rows, each with its error, to a CSV file, up to a limit."""
 
     def __init__(self, file: IO[str], rows_max: int = REFUSED_MAX) -> None:
         self._count = 0
@@ -147,7 +147,7 @@ class RefusedRows:
         self._writer.writerow(["key", "value", "error"])
 
     def add(self, pair: Any, error: object) -> None:
-        """Note a row.  Raises LimitExceeded beyond the limit."""
+        """Write a row to the file.  Raises LimitExceeded above the limit."""
         self._count += 1
         if self._count > self._rows_max:
             raise LimitExceeded(f"more than {self._rows_max:,} rows are refused, the last because {error}")
@@ -155,12 +155,12 @@ class RefusedRows:
 
 
 def as_text(value: Any) -> str:
-    """A key or value as it stands in a file of refused rows."""
+    """A key or value in the text form of the CSV file of refused rows."""
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
 
 
 def refuse_duplicates(duplicates: object, namespace: str) -> Callable[[bytes], None] | None:
-    """The refusal of a qualified key that comes twice, if there is one."""
+    """The function that raises InvalidKey for a duplicate qualified key; None if the last row counts."""
     if duplicates not in DUPLICATES:
         raise InvalidArgument(f"duplicates is one of fail and last, not {duplicates!r:.60}")
     return None if duplicates == "last" else partial(_refuse_duplicate, namespace)
@@ -176,7 +176,7 @@ def _refuse_duplicate(namespace: str, qualified: bytes) -> None:
 
 
 def _column(batch: pyarrow.RecordBatch, name: str) -> pyarrow.BinaryArray:
-    """A column of bytes or text as bytes."""
+    """A column of bytes or text, cast to bytes."""
     names = batch.schema.names
     kind = batch.schema.field(name).type if names.count(name) == 1 else None
     if kind in (pyarrow.large_string(), pyarrow.large_binary()):

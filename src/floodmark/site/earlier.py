@@ -1,14 +1,18 @@
-"""The rows with which a namespace that several sites share goes back to an earlier generation.
+"""The rows of a rollback of a namespace that several sites share.
 
-At several sites a rollback is a publication like any other (`generations.py`).  Its publisher reads the rows
-at its own site: the records of the earlier generation as of its end, and the newest change of each key since.
-Changes above the base are also copied at each site by the rewind.
+At several sites a rollback is a publication like any other (`generations.py`).  The publisher reads its rows
+at its own site: the records of the earlier generation as of its end, and the newest change of each key since
+then.  Each site's rewind also copies the changes above the base.
 
-The rows replace all that is not above the base, at all sites.  So the publisher must have the changes of all
-other sites up to the base.  The base lies above the swap to the present data set, whose stamp is older then.
-A change that lost here to one above the base is in no log of this site, so the rows hold the newest, not the
-newest up to the base: else a site would show an older record for a while.  The other sites first get all that
-this one has.  Without that they would find a part of an atomic batch in the rows, before the link brings it.
+The rows replace all records at or below the base, at all sites.  Three conditions follow:
+
+- The publisher must have the changes of all other sites up to the base.  - The base lies above the swap to
+the present data set, so that this data set has the older stamp.  - The other sites must first have all
+changes of the publisher.  Otherwise the rows could show them a part of an atomic batch that the link has not
+brought yet.
+
+The rows hold the newest change of each key, also if it lies above the base.  A change at or below the base
+that lost to a newer one is in no log of the publisher, so the newest below the base may be too old.
 """
 
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
@@ -33,14 +37,14 @@ from floodmark.model.stream import ChangesRequest
 from floodmark.model.version import Version, moment_of
 from floodmark.replication.topology import MemberSite
 
-# How long a rollback waits for what other sites have written; a heartbeat comes each second.
+# How long a rollback waits for changes of other sites, whose heartbeats arrive each second.
 ARRIVAL: Final = timedelta(seconds=10)
 
 
 class Arrived(NamedTuple):
-    """A base for a rollback: as of `resolved`, all changes of all sites up to the base are here.
+    """A base for a rollback: the publisher has the changes of all sites at or below it, as of `resolved`.
 
-    `presents` are the numbers of the generations that the sites read.
+    `presents` are the numbers of the current generations of the sites.
     """
 
     base: Version
@@ -50,14 +54,14 @@ class Arrived(NamedTuple):
 
 
 def wait_arrived(hosts: Sequence[Host], namespace: str, wait: timedelta, without: Collection[str]) -> Arrived:
-    """Wait until the first site has the changes of the others up to their swaps, and they have its changes.
+    """Wait until the first site has the others' changes up to the last swap, and they have its changes.
 
-    Those of the sites in `without` may be missing.  Raises LinkStalled if that takes too long.
+    Changes of the sites in `without` may be missing.  Raises LinkStalled after `wait`.
     """
     topology = hosts[0].membership.topology()
     sources = {} if topology is None else topology.sources(namespace)
     here = hosts[0].identity.site
-    # What this site has written is in the rows, so the others need it, also if this one is named as away.
+    # The rows hold this site's changes, so the others need them, even if `without` names this site.
     near = {name: member for name, member in sources.items() if name == here or name not in without}
     pauses = Backoff(10, longest_ms=250, budget_ms=wait // timedelta(milliseconds=1)).pauses()
     while True:
@@ -69,19 +73,19 @@ def wait_arrived(hosts: Sequence[Host], namespace: str, wait: timedelta, without
                 raise
             Event().wait(pause)
     for other in hosts[1:]:
-        # What a reader of the rows writes there is newer than all of them.
+        # A write that follows a read of these rows must be newer than every row.
         other.versions.observe(arrived.resolved)
     return arrived
 
 
 def _look(hosts: Sequence[Host], namespace: str, near: Mapping[str, MemberSite]) -> Arrived:
-    """As of the last version here up to which the others have everything; LinkStalled if that is too old."""
+    """A base as of the last version here that the others have.  Raises LinkStalled if it is too old."""
     here, site = hosts[0], hosts[0].identity
     others = {each.identity.site: each.replication.watermark(namespace, None) for each in hosts[1:]}
     resolved = here.versions.resolved_version()
     if site.site in near:
         resolved = min([resolved, *(has.get(site.site_id, 0) for has in others.values())])
-    # Looked up behind the resolved version, so that no swap below it is missed.
+    # Looked up after the resolved version, so that no swap below it is missed.
     rows = [host.namespaces.find_namespace(namespace) for host in hosts]
     presents = [row.present for row in rows]
     stamps = [(each.stamp, host.identity.site) for each, host in zip(presents, hosts, strict=True)]
@@ -109,14 +113,14 @@ def _look(hosts: Sequence[Host], namespace: str, near: Mapping[str, MemberSite])
 
 
 def require_present(hosts: Sequence[Host], arrived: Arrived) -> None:
-    """Refuse if a site reads another data set since a base was found: the rollback would undo that, too."""
+    """Raise PublicationConflict if a site swapped since the base was found: the rollback would undo that."""
     for host, number in zip(hosts, arrived.presents, strict=True):
         if host.namespaces.find_namespace(arrived.row.name).present.number != number:
             raise changed(arrived)
 
 
 def changed(arrived: Arrived) -> PublicationConflict:
-    """The error for a base that is of no use any more."""
+    """The error for a base that a later swap or garbage collection has made useless."""
     return PublicationConflict(
         f"{arrived.row.name!r} has not gone back: meanwhile another data set was published, or a site has "
         f"removed its changes from before {moment_of(arrived.base).isoformat()}. Look at `floodmark "
@@ -152,16 +156,16 @@ def _require_through(
 def earlier_rows(
     host: Host, arrived: Arrived, number: int, report: Callable[[str, int], None]
 ) -> Generator[Pairs, None, None]:
-    """The records of a generation that ended, with the changes since.
+    """The records of a generation as of its end, overwritten with the changes since then.
 
-    They are stored records under qualified keys, in order of keys, each key once.
+    They are stored records under qualified keys, in key order, each key once, without deleted keys.
     """
     row = arrived.row
     until = row.earlier(number).until
     assert until is not None
     _require_logged(host, row, until)
     with host.reading(until - 1, row.id):
-        # A key has its record first, and then its changes in the order of their versions.  The last counts.
+        # Each key's record precedes its changes, which are in version order: the last one counts.
         batches = chain(_records(host, row, until - 1), _changes(host, arrived, until))
         for pairs in sort_pairs(_counted(batches, report)):
             keys, values = (pack(column).to_arrow() for column in (pairs.key_column, pairs.value_column))
@@ -171,7 +175,7 @@ def earlier_rows(
 
 
 def _require_logged(host: Host, row: NamespaceRow, since: Version) -> None:
-    """Refuse if the namespace was loaded since a version: the change log does not have what was loaded."""
+    """Raise VersionCollected if the namespace was loaded since a version: a load is not in the change log."""
     if (loaded := host.membership.shared_since(row.name, since)) > since:
         raise VersionCollected(
             f"{row.name!r} was loaded {moment_of(loaded).isoformat()}, after the end of the generation, so "
@@ -198,12 +202,12 @@ def _records(host: Host, row: NamespaceRow, at: Version) -> Iterator[pyarrow.Rec
 
 
 def _changes(host: Host, arrived: Arrived, since: Version) -> Iterator[pyarrow.RecordBatch]:
-    """The changes from a swap on, in the order of their versions."""
+    """The changes from a swap on, in version order."""
     row, resolved = arrived.row, arrived.resolved
     for generation in row.generations:
         if generation.since is None or not since <= generation.since < resolved:
             continue
-        # A stream ends before a swap; nothing else has the version of one.
+        # A stream must end before a swap.  No other change has the version of a swap.
         end = resolved if generation.until is None else min(generation.until - 1, resolved)
         request = ChangesRequest(
             keys=qualify_range(row.id), namespace=row.id, since=generation.since, until=end
@@ -214,7 +218,7 @@ def _changes(host: Host, arrived: Arrived, since: Version) -> Iterator[pyarrow.R
 
 
 def _plain(keys: pyarrow.BinaryArray, stored: pyarrow.BinaryArray) -> pyarrow.RecordBatch:
-    """Records as they are loaded: their stamp is that of the data set, and they are of no atomic batch."""
+    """Records without stamps and batch flags: a loaded record gets the stamp of its data set."""
     columns = split_values(stored)
     values = join_values(columns.values, deleted=columns.deleted, expires_at=columns.expires_at)
     return pyarrow.RecordBatch.from_arrays([keys, values], schema=PAIRS)

@@ -1,4 +1,4 @@
-"""Opening a site on any engine, in this process."""
+"""Opens a site on any engine, in this process."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -36,7 +36,7 @@ COLLECT_EVERY: Final = timedelta(minutes=10)
 
 
 def check_options(**options: Any) -> None:
-    """Refuse options that no site can be opened with, before anything is made or touched."""
+    """Raise InvalidArgument for invalid options of `open`, before any file or engine is touched."""
     check_durability(options["durability"])
     check_duration(options["collect_every"], "collect_every")
     if options["log_retention"] is not None:
@@ -47,7 +47,7 @@ def check_options(**options: Any) -> None:
 
 
 class MakeHost(Protocol):
-    """Makes the host of a site on its engine."""
+    """Factory of a site's host on an engine."""
 
     def __call__(
         self,
@@ -57,7 +57,7 @@ class MakeHost(Protocol):
         skew_ms_max: int,
         build: BuildHost,
     ) -> Host:
-        """The host, without threads.  `build` makes it over a node."""
+        """Return the host, before its threads are started.  `build` makes the host of a given node."""
         ...
 
 
@@ -71,16 +71,16 @@ def one_process(
     bound: UpperBound | None = None,
     accept_clock: bool = False,
 ) -> EmbeddedHost:
-    """The host of a site whose engine this process has for itself.
+    """The host of a site whose engine no other process uses.
 
-    A first reading of the time far ahead of the stored versions raises ClockSkew, unless `accept_clock`.
+    Raises ClockSkew if the time is far ahead of the stored versions, unless `accept_clock`.
     """
     upper_bound = EngineBound(engine) if bound is None else bound
     clock = HybridClock(time_source, skew_ms_max=skew_ms_max, upper_bound=upper_bound)
     if not accept_clock:
         time_source.start(physical_ms(clock.latest))
     generations = GenerationsEngine(engine, identity.site_id)
-    # Before the node reads: it counts changes again whose values stand with the data.
+    # Before the node starts: it counts changes again, and reads their large values from the data.
     generations.reload = lambda: generations.show(*generations_of(load_namespaces(engine)))
     generations.reload()
     return build(Node(generations, clock, identity.site_id))
@@ -104,10 +104,10 @@ def open_engine(
     abandon: Callable[[Closed], None] = lambda _: None,
     make_host: MakeHost = one_process,
 ) -> Site:
-    """Open a site on any engine.  The site owns the engine from here on and closes it.
+    """Open a site on any engine.  The site owns the engine and closes it.
 
-    A reading of `time_source` far ahead of the stored versions, or of what `elapsed_source` has measured,
-    raises ClockSkew.
+    Raises ClockSkew if `time_source` is far ahead of the stored versions.  Later readings that are far ahead
+    of the time measured by `elapsed_source` raise it, too.
 
     >>> from floodmark.engine import MemoryEngine
     >>> from floodmark.partition import FAMILIES
@@ -149,7 +149,7 @@ def open_engine(
 
 
 def keep_identity(engine: Engine, identity: Identity, path: object) -> None:
-    """Compare the engine's copy of the site's identity; an engine of an earlier Floodmark gets one now."""
+    """Check the identity stored in the engine; store it if an earlier release has not done so."""
     stored = engine.get(META, IDENTITY)
     if stored is None:
         engine.write([(META, IDENTITY, encode_engine_identity(identity))])

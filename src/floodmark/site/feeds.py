@@ -1,4 +1,4 @@
-"""The named feeds and the subscriptions of a site, as users see them."""
+"""The parts of a site's interface for named feeds and for subscriptions."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,7 +27,7 @@ class Feeds:
     """Creates, changes and runs named feeds: `site.feeds`."""
 
     def __init__(self, host: Callable[[], Host], holder: str) -> None:
-        # A closed site refuses at once.
+        # Raise Closed now if the site is closed.
         host()
         self._host = host
         self._holder = holder
@@ -49,13 +49,14 @@ class Feeds:
         on_corrupt: OnCorrupt = OnCorrupt.FAIL,
         on_generation: Reaction = OnGeneration.FAIL,
     ) -> Feed:
-        """Add a feed of a namespace's changes to a sink, which is a URI such as `parquet:exports/users`.
+        """Create a feed that writes a namespace's changes to a sink, a URI such as `parquet:exports/users`.
 
-        It begins with a snapshot, or behind `since`: a version, a moment, "beginning" or "now";
-        `VersionCollected` is raised if changes after that are gone.  It ends at `until`, or never, and holds
-        a safe point from now on.  Where a data set is published it fails, or does what `on_generation` says,
-        as for `Site.changes`.  A kind of sink that is not installed in this process is an
-        `InvalidArgument`.
+        It begins with a snapshot, or after `since`: a version, a moment, "beginning" or "now".  It ends at
+        `until`, or never, and holds a safe point from now on.  At the publication of a data set it fails, or
+        follows `on_generation`, as for `Site.changes`.
+
+        Raises `VersionCollected` if changes after `since` have been collected, and `InvalidArgument` if the
+        kind of sink is not installed in this process.
         """
         require_name(namespace, "namespace")
         require_sink(sink)
@@ -82,19 +83,19 @@ class Feeds:
         return begin_at(self._host(), since, create, until=until)
 
     def list(self) -> list[Feed]:
-        """All feeds by name."""
+        """All feeds, in order of their names."""
         return self._host().feeds.list()
 
     def show(self, name: str) -> Feed:
-        """The feed of a name."""
+        """The feed with this name.  Raises FeedNotFound."""
         return self._store(name).find(name)
 
     def pause(self, name: str) -> Feed:
-        """Stop a feed; its runner notices within about a second."""
+        """Pause a feed.  Its runner stops within about a second."""
         return self._store(name).pause(name)
 
     def resume(self, name: str, *, since: Since | None = None) -> Feed:
-        """Let a feed go on from its checkpoint, or from somewhere else; "snapshot" begins it anew."""
+        """Resume a feed from its checkpoint, or from `since`; "snapshot" starts it anew."""
         if since is None:
             return self._store(name).resume(name)
         spec = self.show(name).spec
@@ -105,7 +106,7 @@ class Feeds:
         return begin_at(self._host(), since, resume, until=spec.until)
 
     def update(self, name: str, **changes: Any) -> Feed:
-        """Change sink, until, description, ranges or options of a feed that does not run."""
+        """Change settings of a feed that is not running; the names are the fields of `FeedUpdate`."""
         store = self._store(name)
         if changes.get("until") is not None:
             changes["until"] = to_version(changes["until"])
@@ -116,11 +117,11 @@ class Feeds:
         return store.update(name, FeedUpdate(**changes))
 
     def remove(self, name: str) -> None:
-        """Forget a feed, and let garbage collection go on."""
+        """Delete a feed with its checkpoint, and release its safe point."""
         self._store(name).remove(name)
 
     def rebalance(self, name: str) -> Feed:
-        """Cut a feed into ranges anew, along the present partitions."""
+        """Divide a feed into ranges again, along the current partitions."""
         return self._store(name).rebalance(name)
 
     def statistics(self, name: str) -> FeedStatistics:
@@ -136,12 +137,13 @@ class Feeds:
         holder: str | None = None,
         on_corrupt: OnCorrupt | None = None,
     ) -> FeedRunner:
-        """A runner of a feed in this process: call its `run`.
+        """A runner that executes a feed in this process when its `run` is called.
 
-        It writes only to `sinks`, which are beginnings of URIs such as `parquet:exports` or
-        `kafka://broker:9092?password_file=secret`, whose parameters are added to the feed's; for any other
-        sink `run` raises `NotAllowed`.  One runner at a time works on a feed: another raises `LeaseHeld`, or
-        waits and takes over.  `on_corrupt` overrides the feed's choice at a damaged change.
+        It writes only to `sinks`, given as prefixes of URIs such as `parquet:exports` or
+        `kafka://broker:9092?password_file=secret`, whose parameters are added to the feed's.  For any other
+        sink `run` raises `NotAllowed`.  A feed has one runner at a time: a second one raises `LeaseHeld`, or
+        with `wait_for_lease` waits and takes over.  `on_corrupt` overrides the feed's setting for damaged
+        changes.
         """
         return FeedRunner(
             self._store(name),
@@ -153,28 +155,28 @@ class Feeds:
         )
 
     def _store(self, name: str) -> FeedStore:
-        """The store of the feed of a name, which may be a name."""
+        """The store of feeds, after a check that `name` is a valid name."""
         require_name(name, "feed")
         return self._host().feeds
 
 
 class Subscriptions:
-    """Looks after the subscriptions that there are: `site.subscriptions`."""
+    """Lists, seeks and removes existing subscriptions: `site.subscriptions`."""
 
     def __init__(self, host: Callable[[], Host]) -> None:
         host()
         self._host = host
 
     def list(self) -> list[SubscriptionRow]:
-        """All subscriptions by name."""
+        """All subscriptions, in order of their names."""
         return self._host().subscriptions.list()
 
     def show(self, name: str) -> SubscriptionRow:
-        """The subscription of a name."""
+        """The subscription with this name.  Raises SubscriptionNotFound."""
         return self._store(name).find(name)
 
     def seek(self, name: str, since: Since) -> SubscriptionRow:
-        """Let the next consumer of a subscription, which must have none now, begin somewhere else."""
+        """Set where the next consumer of a subscription begins.  It must have no consumer now."""
         store = self._store(name)
 
         def seek(start: Resolved) -> SubscriptionRow:
@@ -183,11 +185,11 @@ class Subscriptions:
         return begin_at(self._host(), since, seek)
 
     def remove(self, name: str) -> None:
-        """Forget a subscription, and let garbage collection go on."""
+        """Delete a subscription with its acknowledgements, and release its safe point."""
         self._store(name).remove(name)
 
     def statistics(self, name: str) -> SubscriptionStatistics:
-        """How far a subscription is, and how much is left."""
+        """The progress of a subscription, and the changes that it has still to deliver."""
         return self._store(name).statistics(name)
 
     def _store(self, name: str) -> SubscriptionStore:
@@ -196,7 +198,7 @@ class Subscriptions:
 
 
 def surroundings_of(host: Host, sinks: Sequence[str], on_corrupt: OnCorrupt | None = None) -> Surroundings:
-    """What the workers of a site's feeds use."""
+    """The site's functions and settings that the workers of its feeds use."""
     return Surroundings(
         site=host.identity.site,
         site_id=host.identity.site_id,

@@ -1,4 +1,4 @@
-"""Writes that are gathered to be committed together, by a transaction or an atomic batch."""
+"""Gathers the writes of a transaction or an atomic batch, which are committed together."""
 
 from datetime import timedelta
 from typing import Any, Protocol
@@ -11,7 +11,7 @@ from floodmark.site.writer import Encoding
 
 
 class AnyNamespace(Protocol):
-    """A handle of a namespace; keys and values are bytes, or text and what its codec takes."""
+    """A handle of a namespace, plain (bytes) or with a codec (text keys and the codec's values)."""
 
     @property
     def name(self) -> str: ...
@@ -27,7 +27,7 @@ class AnyNamespace(Protocol):
 
 
 def require_of(host: Host, namespace: AnyNamespace) -> None:
-    """Raise InvalidArgument for a namespace of another site, whose number stands for another one here."""
+    """Raise InvalidArgument for a namespace of another site: its id names another namespace here."""
     if namespace.host is not host:
         raise InvalidArgument(
             f"{namespace!r} belongs to another site, or was opened by another connection; open it with the "
@@ -36,19 +36,19 @@ def require_of(host: Host, namespace: AnyNamespace) -> None:
 
 
 class GatheredWrites:
-    """Writes to namespaces: stored values, or unstamped states, by qualified key."""
+    """Gathered writes to namespaces: stored values, or unstamped states, by qualified key."""
 
     def __init__(self, name: str, host: Host, *, bytes_max: int) -> None:
         self._host = host
         self._rows: dict[bytes, bytes] = {}
-        # The namespaces that are written to, by the bytes that their keys begin with.
+        # The namespaces of the writes, by the prefix of their qualified keys.
         self._namespaces: dict[bytes, AnyNamespace] = {}
         self._name = name
         self._bytes_max = bytes_max
         self._bytes = 0
 
     def _require_open(self) -> None:
-        """Raise Closed after the end."""
+        """Raise Closed if the transaction or batch has ended."""
         raise NotImplementedError
 
     def put(
@@ -60,7 +60,7 @@ class GatheredWrites:
         self._add(namespace, encoding, key, stored)
 
     def delete(self, namespace: AnyNamespace, key: bytes | str) -> None:
-        """Delete a key, whether or not it is there."""
+        """Delete a key, present or not."""
         encoding = namespace.encoding
         self._add(namespace, encoding, key, encoding.policy.delete())
 
@@ -72,7 +72,7 @@ class GatheredWrites:
         *,
         ttl: timedelta | float | None = None,
     ) -> None:
-        """Write some fields of a record, and leave the others as they are."""
+        """Write some fields of a record and keep the others."""
         encoding = namespace.encoding
         self._add(namespace, encoding, key, encoding.policy.update(key, fields, encoding.expire(ttl)))
 
@@ -105,7 +105,7 @@ class GatheredWrites:
         self._rows[qualified] = stored
 
     def _count_bytes(self, key: bytes | str, added: int) -> None:
-        """Count the bytes of a write; CommitTooLarge if they are too many."""
+        """Add the bytes of a write to the total.  Raises CommitTooLarge above the limit."""
         if self._bytes + added > self._bytes_max:
             raise CommitTooLarge(
                 f"with {key!r:.60} {self._name} would write {self._bytes + added:,} bytes, and may "

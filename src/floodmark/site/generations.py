@@ -1,4 +1,4 @@
-"""Publishing a whole data set in the place of what a namespace holds."""
+"""Publishes a whole data set as a new generation of a namespace."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -37,17 +37,17 @@ from floodmark.site.dataset import DataSet, Refuse, Rows
 from floodmark.site.earlier import ARRIVAL, changed, earlier_rows, require_present, wait_arrived
 from floodmark.site.namespace import open_namespace
 
-# Changes are copied again while the new generation is so far behind; then it is swapped in.
+# The rewind copies changes until the new generation lags by less than this; then it is swapped in.
 NEAR_MS: Final = 1_000
 _WAIT_SECONDS: Final = 1.0
 
-# What is sent and not acknowledged yet.
+# Portions sent to each site and not acknowledged yet.
 _PORTIONS_IN_FLIGHT_MAX: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """A data set that is read from `version` on; the milliseconds of each phase."""
+    """A published data set, which reads see from `version` on, with the milliseconds of each phase."""
 
     namespace: str
     generation: int
@@ -59,12 +59,12 @@ class Published:
     load_ms: int
     rewind_ms: int
     swap_ms: int
-    # The versions from which it is read at other sites, by name.
+    # The swap versions at other sites, by site name.
     others: dict[str, Version] = field(default_factory=dict)
 
 
 class HasHost(Protocol):
-    """A site."""
+    """An open site, or anything else with a host."""
 
     @property
     def host(self) -> Host: ...
@@ -72,11 +72,11 @@ class HasHost(Protocol):
 
 @dataclass
 class _Place:
-    """A site at which a data set is loaded."""
+    """A site at which the data set is loaded, with its generation there."""
 
     host: Host
     row: NamespaceRow
-    # The number of the generation, once that has begun.
+    # The number of the generation; 0 until it has begun.
     number: int = 0
 
     @property
@@ -85,7 +85,7 @@ class _Place:
 
 
 class Generations:
-    """Publishes data sets, and goes back to earlier ones: `site.generations`.
+    """Publishes data sets and rolls back to earlier ones: `site.generations`.
 
     >>> import floodmark, tempfile
     >>> site = floodmark.open(tempfile.mkdtemp(), site="oslo")
@@ -107,7 +107,7 @@ class Generations:
         self._holder = holder
 
     def list(self, namespace: str) -> list[GenerationRow]:
-        """The generations of a namespace that are there, the oldest first."""
+        """The stored generations of a namespace, oldest first."""
         row = self._find(namespace)
         return row.generations or [row.present]
 
@@ -126,23 +126,23 @@ class Generations:
         on_refused: Refuse | None = None,
         report: Callable[[str, int], None] = lambda _phase, _done: None,
     ) -> Published:
-        """Replace all that a namespace holds by some rows, at one version.
+        """Replace the whole content of a namespace with the rows, at one version.
 
-        Rows are pairs, or Arrow tables and batches with the columns `key` and `value`.  They are sorted on
-        disk, if they are many.  One that is no key and value raises InvalidKey or InvalidValue, or is passed
-        to `on_refused` with that and left out.  Of several rows with one key the last counts, or InvalidKey
-        is raised, as `duplicates` says.
+        Rows are pairs, or Arrow tables and batches with the columns `key` and `value`.  Many rows are sorted
+        on disk.  An invalid row raises InvalidKey or InvalidValue; with `on_refused` the row and the error
+        are passed to it instead, and the row is skipped.  Rows with the same key raise InvalidKey, or with
+        `duplicates="last"` the last one counts.
 
-        `base` is the moment of the data: changes made since go on above it; by default it is now.  `keep`
-        earlier generations stay for a rollback.
+        `base` is the moment of the data, by default now: changes made after it are kept, on top of the rows.
+        `keep` earlier generations are kept for a rollback.
 
-        While another data set is being published, PublicationConflict is raised, after `wait`.  If this
-        fails, the namespace stays as it was, and what was loaded is removed.  A `publisher` with a name can
-        instead call again, with the same rows, and goes on.
+        While another data set is being published, this waits for `wait` and then raises PublicationConflict.
+        If publishing fails, the namespace keeps its content and the loaded rows are removed.  With the name
+        of a `publisher` they are kept instead, and calling again with the same name and rows resumes.
 
-        A namespace that is shared is published at `others`, too: all load the data set before any of them
-        swaps.  Sites that are away are named in `without`, and get the data set by their links.  PartlyDone
-        is raised if some have swapped and others fail; these get it so, too.
+        A shared namespace is published at `others`, too: all sites load the rows before any of them swaps.
+        Name unreachable sites in `without`; they get the data set over their links.  Raises PartlyDone if
+        some sites have swapped and another fails; that one gets the data set over its links, too.
         """
         check_keep(keep)
         dataset = self._dataset(self._find(namespace), duplicates, on_refused, report)
@@ -172,7 +172,7 @@ class Generations:
         others: Sequence[HasHost],
         without: Collection[str],
     ) -> tuple[int, ...]:
-        """Begin to load a generation here and at `others`, as `publish` does; its number at each site."""
+        """Create the generation here and at `others`, as `publish` does; return its number at each site."""
         places = self._places(namespace, others)
         with _dropping(places, not resumes):
             _begin(places, base, publisher, None, without, gives_way=not resumes)
@@ -190,9 +190,9 @@ class Generations:
         load_ms: int = 0,
         report: Callable[[str, int], None] = lambda _phase, _done: None,
     ) -> Published:
-        """Copy the changes made since the base into generations that are loaded, and swap them in.
+        """Copy the changes made since the base into the loaded generations, and swap these in.
 
-        `numbers` are those of this site and of `others`.
+        `numbers` are the numbers of the generations at this site and at `others`.
         """
         begun_ms, places = monotonic_ms(), self._places(namespace, others, numbers)
         for place in reversed(places):
@@ -228,14 +228,14 @@ class Generations:
         without: Collection[str] = (),
         report: Callable[[str, int], None] = lambda _phase, _done: None,
     ) -> GenerationRow:
-        """Publish an earlier generation again, by default the last, with all changes made since its end.
+        """Publish an earlier generation again, with all changes made since its end, under a new number.
 
-        It gets a number of its own.
+        `number` is by default the last generation before the current one.  A shared namespace is rolled back
+        at `others`, too, to this site's generation; `without` names unreachable sites, as for `publish`.
 
-        A namespace that is shared goes back at `others`, too, to the generation of this site; `without` names
-        sites that are away, as for `publish`.  What another site has written must be here up to a version
-        above the present data set.  This waits for it, and then raises LinkStalled.  PublicationConflict is
-        raised if another data set is being published, or was meanwhile.
+        This site must have the changes of the other sites up to a version above the current data set: waits
+        for `wait`, then raises LinkStalled.  Raises PublicationConflict if another data set is being
+        published, or has been published meanwhile.
         """
         check_keep(keep)
         places = self._places(namespace, others)
@@ -257,7 +257,7 @@ class Generations:
         return next(each for each in self.list(namespace) if each.number == first.number)
 
     def drop(self, namespace: str, number: int) -> None:
-        """Remove a generation: one whose publication was left, or one that ended before the retention."""
+        """Remove a generation whose publication was abandoned, or one that ended before the retention."""
         self._find(namespace)
         self._host().generations.drop_generation(namespace, number)
 
@@ -270,7 +270,7 @@ class Generations:
         on_refused: Refuse | None = None,
         report: Callable[[str, int], None] = lambda _phase, _done: None,
     ) -> tuple[int, int]:
-        """How many rows `publish` would take and refuse; nothing is written, and errors are the same."""
+        """The numbers of rows that `publish` would load and refuse.  Raises like it, but writes nothing."""
         row = self._find(namespace)
         _require_plain(row, self._host())
         dataset = self._dataset(row, duplicates, on_refused, report)
@@ -293,7 +293,7 @@ class Generations:
     def _places(
         self, namespace: str, others: Sequence[HasHost], numbers: Sequence[int] | None = None
     ) -> Sequence[_Place]:
-        """This site and others; `numbers` are those of generations that have begun."""
+        """The places of this site and of `others`; `numbers` are those of generations that have begun."""
         require_name(namespace, "namespace")
         hosts = [self._host(), *(each.host for each in others)]
         return [
@@ -309,7 +309,10 @@ class Generations:
 def _require_all(
     places: Sequence[_Place], namespace: str, without: Collection[str], action: str = "publish"
 ) -> int | None:
-    """Refuse to publish at only some of the sites that share a namespace; the site that the stamps name."""
+    """Check that `places` are all sites that share the namespace, except those in `without`.
+
+    Return the site id for the stamps of the rows; None for a namespace that is not shared.
+    """
     first, *others = places
     topology = first.host.membership.topology()
     members = {} if topology is None else topology.active_members(namespace)
@@ -329,7 +332,7 @@ def _require_all(
 
 
 def _require_plain(row: NamespaceRow, host: Host) -> None:
-    """Refuse a namespace that merges, and to take away the rows of a layer, which belong together."""
+    """Raise WrongPolicy for a namespace that merges, or that holds the rows of a layer."""
     require_last_write(row)
     if (layer := layer_of(open_namespace(row, host, durable=False))) is not None:
         raise WrongPolicy(
@@ -350,8 +353,9 @@ def _begin(
 ) -> None:
     """Begin a generation at each place, at the base of the first.
 
-    While another publisher is at work at a place this waits.  One that `gives_way` drops what it has begun if
-    that place comes before: else two publishers with other first sites would wait for each other.
+    Waits while another publisher is at work at a place.  With `gives_way` this publisher drops its
+    generations if that place's name comes before one of theirs: else two publishers that begin at different
+    sites would wait for each other.
     """
     _require_plain(places[0].row, places[0].host)
     given = version = 0 if base is None else to_version(base)
@@ -361,7 +365,7 @@ def _begin(
         try:
             begun = place.host.generations.begin_generation(place.row.name, version, publisher, origin)
         except PublicationConflict as error:
-            # Without a generation the conflict is with the base of the publisher itself.
+            # Without a generation in its details, the conflict is about this publisher's own base.
             if "generation" not in error.details or monotonic_ms() >= end_ms:
                 raise
             if gives_way and any(place.site < each.site for each in places if each.number):
@@ -374,7 +378,7 @@ def _begin(
 
 @contextmanager
 def _dropping(places: Sequence[_Place], drops: bool) -> Iterator[None]:
-    """Remove what was loaded if the block fails."""
+    """Drop the begun generations if the block fails."""
     try:
         yield
     except BaseException:
@@ -384,9 +388,9 @@ def _dropping(places: Sequence[_Place], drops: bool) -> Iterator[None]:
 
 
 def _drop(places: Sequence[_Place]) -> None:
-    """Remove what was loaded.
+    """Drop the begun generations.
 
-    What was swapped in is refused, and what cannot be removed now, garbage collection removes.
+    Errors are ignored: a site refuses to drop a current generation, and garbage collection drops the others.
     """
     for place in places:
         if place.number:
@@ -396,7 +400,7 @@ def _drop(places: Sequence[_Place]) -> None:
 
 
 def _load(pairs: Iterator[Pairs], places: Sequence[_Place], report: Callable[[str, int], None]) -> int:
-    """Load stored records at all places; how many."""
+    """Load stored records at all places; return their number."""
     sent: deque[Future[int]] = deque()
     rows = 0
     with ExitStack() as stack:
@@ -419,7 +423,7 @@ def _load(pairs: Iterator[Pairs], places: Sequence[_Place], report: Callable[[st
 
 
 def for_namespace(pairs: Pairs, namespace: int) -> Pairs:
-    """Pairs under the id that a namespace has at a site."""
+    """The pairs with the namespace id of a site in their keys."""
     if not pairs or pairs.key_column[0].startswith(encode_namespace(namespace)):
         return pairs
     keys = rename_keys(pairs.key_column, namespace)
@@ -427,7 +431,7 @@ def for_namespace(pairs: Pairs, namespace: int) -> Pairs:
 
 
 def _rewind(host: Host, namespace: str, number: int, report: Callable[[str, int], None]) -> None:
-    """Copy the changes made since the base, until few are left."""
+    """Copy the changes made since the base, until the generation is nearly caught up."""
     replayed = 0
     for rewound in rewind_until(NEAR_MS, partial(host.generations.rewind_generation, namespace, number)):
         replayed += rewound.replayed
@@ -435,7 +439,7 @@ def _rewind(host: Host, namespace: str, number: int, report: Callable[[str, int]
 
 
 def _swap_others(places: Sequence[_Place], keep: int) -> dict[str, Version]:
-    """Swap at the other sites; from which version each reads the data set."""
+    """Swap at the other sites; return the swap version of each, by site name."""
     first, *others = places
     swapped: dict[str, Version] = {}
     for place in others:
@@ -453,7 +457,7 @@ def _swap_others(places: Sequence[_Place], keep: int) -> dict[str, Version]:
 
 
 def check_keep(keep: int) -> None:
-    """Refuse a number of generations that cannot be kept."""
+    """Raise InvalidArgument unless `keep` is 0 to GENERATIONS_KEPT_MAX."""
     if type(keep) is not int or not 0 <= keep <= GENERATIONS_KEPT_MAX:
         raise InvalidArgument(
             f"a namespace keeps 0 to {GENERATIONS_KEPT_MAX} earlier generations, not {keep!r:.60}"

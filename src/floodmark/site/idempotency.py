@@ -1,8 +1,8 @@
-"""Transactions that are committed once for each idempotency key, however often they are tried.
+"""Idempotency keys: of all transactions with one key, only one is committed.
 
-A record of the key, with the result of the work, is read and written by the transaction itself.  So of two
-that run at once one conflicts, and finds the record when it is done again.  The record lies in a namespace of
-its own, and expires after a day.
+The transaction itself reads and writes a record of the key with the result of the work.  Of two concurrent
+transactions one conflicts, and finds the record at its retry.  The records are in a separate namespace and
+expire after a day.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 
 
 class Recording(Protocol):
-    """The transaction that reads and writes a record."""
+    """The part of a transaction that reads and writes the record of the key."""
 
     def get(self, namespace: Namespace, key: bytes, /) -> Any: ...
 
@@ -41,7 +41,7 @@ class Recording(Protocol):
 
 
 def check_idempotency_key(key: str) -> bytes:
-    """The bytes of a key; InvalidArgument or LimitExceeded if it cannot be kept."""
+    """The bytes of an idempotency key.  Raises InvalidArgument or LimitExceeded for an invalid one."""
     if not isinstance(key, str) or not key:
         raise InvalidArgument(f"an idempotency key is a text that is not empty, not {key!r:.60}")
     encoded = key.encode()
@@ -55,7 +55,7 @@ def check_idempotency_key(key: str) -> bytes:
 
 
 def open_idempotency(host: Host, *, durable: bool) -> Namespace:
-    """The namespace of the records, made if it is missing."""
+    """The namespace of the records, created if it is missing."""
     try:
         row = host.namespaces.find_namespace(NAMESPACE)
     except NamespaceNotFound:
@@ -81,7 +81,7 @@ class Once:
         self._is_recorded = False
 
     def is_done(self, transaction: Recording) -> bool:
-        """Whether a transaction of the key was committed before; its result is known then."""
+        """Whether an earlier transaction of the key was committed; if so, its result is loaded."""
         stored = transaction.get(self._namespace, self._key)
         if stored is None or self._is_recorded:
             return False
@@ -89,7 +89,7 @@ class Once:
         return True
 
     def run(self, transaction: Recording, work: Callable[[], Result]) -> Result:
-        """The result of the work, or of an earlier transaction of the key."""
+        """Run the work and return its result, or return the stored result of an earlier transaction."""
         if not self.is_done(transaction):
             self._result = work()
             _encode(self._result)
@@ -97,7 +97,7 @@ class Once:
         return result
 
     def record(self, transaction: Recording) -> bool:
-        """Let a transaction that commits record the key; False if another one has done so before."""
+        """Write the record of the key in the transaction; return False if an earlier one has committed it."""
         if self._is_recorded:
             return True
         if self.is_done(transaction):
@@ -108,7 +108,7 @@ class Once:
 
 
 def _encode(result: object) -> bytes:
-    """A result as it is stored: what is read back must be equal to it."""
+    """A result as JSON.  Raises InvalidArgument if decoding would not return an equal value."""
     try:
         encoded = msgspec.json.encode([result])
         is_same = msgspec.json.decode(encoded) == [result]

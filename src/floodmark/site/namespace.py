@@ -1,4 +1,4 @@
-"""What users hold to read and write: a namespace, and read-only views of its past."""
+"""Handles of namespaces, for reads and writes, and read-only views of their past."""
 
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
@@ -47,14 +47,14 @@ Value = TypeVar("Value")
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
 
-    # `Namespace` alone is one of bytes.
+    # The default makes `Namespace` mean `Namespace[bytes]`.
     Held = TypeVarWithDefault("Held", default=bytes)
 else:
     Held = TypeVar("Held")
 
 
 class Lookup(Generic[Key, Value]):
-    """`key in users` and `users[key]`, by `get`."""
+    """Implements `key in users` and `users[key]` with `get`."""
 
     def get(self, key: Key) -> Value | None:
         """The value of a key; None if there is none."""
@@ -71,7 +71,7 @@ class Lookup(Generic[Key, Value]):
 
 
 class Namespace(Lookup[bytes, Held]):
-    """A named set of keys.  Safe to use from many threads.
+    """A named set of keys with its own settings.  Safe to use from many threads.
 
     >>> import floodmark, tempfile
     >>> site = floodmark.open(tempfile.mkdtemp(), site="oslo")
@@ -93,34 +93,34 @@ class Namespace(Lookup[bytes, Held]):
         self._row = row
         self._prefix = encode_namespace(row.id)
         self._policy = POLICIES[row.merge](row.name)
-        # The host of the site that has it.
+        # The host of the namespace's site.
         self.host = host
         self._router = host.router
         self._durable = durable
 
     @property
     def name(self) -> str:
-        """The name under which the site knows it."""
+        """The name of the namespace."""
         return self._row.name
 
     @property
     def settings(self) -> NamespaceSettings:
-        """The settings as they are now."""
+        """The current settings."""
         return self._row.settings
 
     @property
     def id(self) -> int:
-        """The number under which its keys are stored."""
+        """The id of the namespace, which is part of each stored key."""
         return self._row.id
 
     @property
     def stored(self) -> "Namespace[bytes]":
-        """The same namespace, with values as bytes."""
+        """A handle to the same namespace whose values are bytes."""
         return self  # type: ignore[return-value]
 
     @cached_property
     def encoding(self) -> Encoding:
-        """How writes become rows, for writers that gather them before they are sent."""
+        """The encoding of writes as rows, for writers that gather rows before they send them."""
         return Encoding(self._policy, self._qualify, self._expiry)
 
     def __repr__(self) -> str:
@@ -129,13 +129,16 @@ class Namespace(Lookup[bytes, Held]):
     # Reads
 
     def get(self, key: bytes, *, at: At | None = None) -> Held | None:
-        """The value of a key, now or as of a version or moment; None if there is none."""
+        """The value of a key, now or as of a version or moment; None if the key is absent."""
         qualified = self._qualify(key)
         version = None if at is None else to_version(at)
         return self._router.get(qualified, version)  # type: ignore[return-value]
 
     def get_many(self, keys: Iterable[bytes], *, at: At | None = None) -> list[Held | None]:
-        """The values of several keys, in their order.  Without `at`, each is read on its own."""
+        """The values of several keys, in their order; None for an absent key.
+
+        Without `at` the keys are not read as of one version.
+        """
         version = None if at is None else to_version(at)
         if not isinstance(keys, Iterable):
             raise InvalidArgument(f"get_many takes keys, not {keys!r:.60}; pass a list of bytes")
@@ -144,7 +147,7 @@ class Namespace(Lookup[bytes, Held]):
         )
 
     def record(self, key: bytes, *, at: At | None = None) -> Versioned | None:
-        """The value of a key with its version, stamp and expiry."""
+        """The value of a key with its version, stamp and expiry; None if the key is absent."""
         qualified = self._qualify(key)
         version = None if at is None else to_version(at)
         return self._router.find(qualified, version)
@@ -167,9 +170,9 @@ class Namespace(Lookup[bytes, Held]):
         reverse: bool = False,
         at: At | None = None,
     ) -> Iterator[tuple[bytes, Held]]:
-        """The keys in `[start, end)` with their values, in order, all as of one version.
+        """Iterate over the keys in `[start, end)` with their values, in order, all as of one version.
 
-        It holds one page in memory, and keeps garbage collection from what it still has to read.
+        The scan holds one page in memory, and a safe point until it ends or is closed.
         """
         return _rows(self.pages(start, end, prefix=prefix, limit=limit, reverse=reverse, at=at))
 
@@ -183,7 +186,7 @@ class Namespace(Lookup[bytes, Held]):
         reverse: bool = False,
         at: At | None = None,
     ) -> Iterator[list[tuple[bytes, Held]]]:
-        """`scan`, by pages of at most 1,000 rows or some 4 MiB, for readers that take many rows at once."""
+        """`scan` in pages of at most 1,000 rows or some 4 MiB, for readers that process rows in bulk."""
         self._require_there()
         keys = qualify_range(self.id, check_range(start, end, prefix))
         if limit is not None and (type(limit) is not int or limit < 0):
@@ -205,9 +208,10 @@ class Namespace(Lookup[bytes, Held]):
         ttl: timedelta | float | None = None,
         durability: Durability | None = None,
     ) -> Version:
-        """Write a value; its version.
+        """Write a value and return its version.
 
-        With durability "fsync" it is on disk when this returns; with "async", a moment later.
+        With durability "fsync" the value is on disk when this returns; with "async", a moment later.  Without
+        `durability` or `ttl`, those of the site and of the namespace hold.
         """
         qualified = self._qualify(key)
         if type(value) is not bytes or len(value) > VALUE_BYTES_MAX:
@@ -226,9 +230,9 @@ class Namespace(Lookup[bytes, Held]):
         ttl: timedelta | float | None = None,
         durability: Durability | None = None,
     ) -> Version:
-        """Write many values, one commit per node; the highest version, 0 for no pairs.
+        """Write many values in one commit per node; return the highest version, 0 for no pairs.
 
-        If a key comes twice, the last value counts.
+        If a key occurs twice, its last value is written.
         """
         expires_at = self._expiry(ttl)
         durable = self._durable if durability is None else check_durability(durability)
@@ -244,7 +248,7 @@ class Namespace(Lookup[bytes, Held]):
         durability: Durability | None = None,
         encoding: Encoding | None = None,
     ) -> Writer:
-        """A stream of writes, for many records: batches are on their way while the next are gathered.
+        """A stream of writes, for many records: it sends batches without waiting for their acknowledgements.
 
         >>> import floodmark, tempfile
         >>> with floodmark.open(tempfile.mkdtemp(), site="oslo") as site:
@@ -261,7 +265,7 @@ class Namespace(Lookup[bytes, Held]):
         return Writer(stream, encoding or self.encoding, batch_records)
 
     def delete(self, key: bytes, *, durability: Durability | None = None) -> Version:
-        """Delete a key, whether or not it is there; the version of the deletion."""
+        """Delete a key, present or not, and return the version of the deletion."""
         qualified = self._qualify(key)
         durable = self._durable if durability is None else check_durability(durability)
         return self._router.put_one(qualified, TOMBSTONE, durable=durable)
@@ -274,7 +278,10 @@ class Namespace(Lookup[bytes, Held]):
         prefix: bytes | None = None,
         durability: Durability | None = None,
     ) -> int:
-        """Delete the keys in `[start, end)` that are there now, in portions; how many.  Newer writes stay."""
+        """Delete the keys now in `[start, end)`, in several commits, and return their number.
+
+        A key that is written meanwhile keeps the newer value.  Raises PartlyDone if a later commit fails.
+        """
         durable = self._durable if durability is None else check_durability(durability)
         keys, deleted = check_range(start, end, prefix), 0
         since, rows = at_present(
@@ -302,16 +309,16 @@ class Namespace(Lookup[bytes, Held]):
         ttl: timedelta | float | None = None,
         durability: Durability | None = None,
     ) -> bool:
-        """Write a value if the present one is `expected`; whether it was.
+        """Write a value if the current value is `expected`; return whether it was written.
 
-        None stands for "absent": `expected=None` creates and `value=None` deletes.
+        None stands for an absent key: `expected=None` creates and `value=None` deletes.
         """
         qualified = self._qualify(key)
         if expected is not None and type(expected) is not bytes:
             raise refuse_value(key, expected)
         stored = self._policy.compare(key, value, None if value is None else self._expiry(ttl))
         if expected is not None and len(expected) > VALUE_BYTES_MAX and not self._policy.merges:
-            # No value is that large, but for records to whose fields several sites have written.
+            # No value is that large, except a record whose fields were written at several sites.
             return False
         durable = self._durable if durability is None else check_durability(durability)
         return self._router.compare_and_set(qualified, expected, stored, durable=durable)
@@ -326,9 +333,9 @@ class Namespace(Lookup[bytes, Held]):
         ttl: timedelta | float | None = None,
         durability: Durability | None = None,
     ) -> Version:
-        """Write some fields of a record, and leave the others as they are; null deletes a field.
+        """Write some fields of a record and keep the others; a field with the value None (null) is deleted.
 
-        For a namespace that merges by "fields".  A time to live holds for the fields that are written.
+        Only for the merge policy "fields".  A time to live applies to the written fields only.
 
         >>> import floodmark, tempfile
         >>> with floodmark.open(tempfile.mkdtemp(), site="oslo") as site:
@@ -342,14 +349,14 @@ class Namespace(Lookup[bytes, Held]):
         return self._merge(key, self._policy.update(key, fields, self._expiry(ttl)), durability)
 
     def delete_field(self, key: bytes, *names: str, durability: Durability | None = None) -> Version:
-        """Delete fields of a record of a namespace that merges by "fields"; one without fields is absent."""
+        """Delete fields of a record, which is absent without fields.  Only for the merge policy "fields"."""
         self._qualify(key)
         return self._merge(key, self._policy.delete_field(key, names), durability)
 
     def add(self, key: bytes, number: int = 1, *, durability: Durability | None = None) -> Version:
-        """Add to a counter, which begins at 0; a negative number takes away.
+        """Add a number, which may be negative, to a counter.  An absent counter is 0.
 
-        For a namespace that merges by "counter".  Sites that add at the same time all count.
+        Only for the merge policy "counter".  Concurrent additions of several sites are all counted.
 
         >>> import floodmark, tempfile
         >>> with floodmark.open(tempfile.mkdtemp(), site="oslo") as site:
@@ -361,7 +368,7 @@ class Namespace(Lookup[bytes, Held]):
         self._qualify(key)
         return self._merge(key, self._policy.add(key, number), durability)
 
-    # From arguments to rows
+    # Encoding of arguments
 
     def _merge(self, key: bytes, state: bytes, durability: Durability | None) -> Version:
         durable = self._durable if durability is None else check_durability(durability)
@@ -391,7 +398,10 @@ class Namespace(Lookup[bytes, Held]):
 
 
 class MergedNamespace(Namespace[Held]):
-    """A namespace of fields or counters: writes are merged.  A class of its own keeps plain writes short."""
+    """A namespace of fields or counters, whose writes are merged.
+
+    It is a subclass so that the write path of `Namespace` has no branch for merging.
+    """
 
     def put(
         self,
@@ -424,7 +434,9 @@ class MergedNamespace(Namespace[Held]):
 
 
 class CounterNamespace(MergedNamespace[int]):
-    """A namespace of counters: reads return int.  Changes, records and feeds have the decimal text as bytes.
+    """A namespace of counters, whose reads return int.
+
+    Changes, records and feeds hold the number as decimal text in bytes.
 
     >>> import floodmark, tempfile
     >>> with floodmark.open(tempfile.mkdtemp(), site="oslo") as site:
@@ -464,12 +476,12 @@ class CounterNamespace(MergedNamespace[int]):
 
 
 def to_number(value: Any) -> int | None:
-    """The number of a stored counter; None for None."""
+    """The integer value of a counter as stored; None for None."""
     return None if value is None else int(value)
 
 
 def open_namespace(row: NamespaceRow, host: Host, *, durable: bool) -> Namespace[Any]:
-    """The façade of a namespace; WrongPolicy if this release does not know its policy."""
+    """The handle of a namespace, by its merge policy.  Raises WrongPolicy for an unknown policy."""
     if row.merge not in POLICIES:
         raise WrongPolicy(
             f"namespace {row.name!r} merges by {row.merge!r}, which this release does not know; upgrade it",
@@ -496,24 +508,24 @@ def _pages(
             yield []
             yield from filter(None, chain((first,), found))
 
-    # A generator does nothing before its first item is asked for.  The scan holds its safe point from
-    # here on, is refused at once if it comes too late, and lets go even if no row is ever read.
+    # A generator runs only from its first `next`.  This one makes the scan take its safe point now and fail
+    # at once for a collected version; `close` then releases the safe point even if no row was read.
     pages = read()
     next(pages)
     return pages
 
 
 def _rows(pages: Iterator[list[tuple[bytes, Any]]]) -> Iterator[tuple[bytes, Any]]:
-    """The rows of pages, which are closed with this."""
+    """The rows of the pages; closing this generator closes `pages`."""
     with closing(cast(Generator[list[tuple[bytes, Any]], None, None], pages)):
         for page in pages:
             yield from page
 
 
 def _encode_pairs(pairs: Pairs, prefix: bytes, suffix: bytes) -> dict[bytes, bytes]:
-    """Qualified keys and stored values; of a key that comes twice, the last."""
+    """Qualified keys with stored values; the last value of a key that occurs twice."""
     rows: dict[bytes, bytes] = {}
-    # `_checked_pairs`, without a generator: this is a good part of what a row costs.
+    # The same checks as `_checked_pairs`, inlined: a generator would be a large part of the cost per row.
     for pair in list_pairs(pairs):
         try:
             key, value = pair
@@ -528,7 +540,7 @@ def _encode_pairs(pairs: Pairs, prefix: bytes, suffix: bytes) -> dict[bytes, byt
 
 
 def _checked_pairs(pairs: Pairs) -> Iterator[tuple[bytes, Fields]]:
-    """Pairs with valid keys; their values are not checked."""
+    """The pairs, after a check of each key.  Values are not checked."""
     for pair in list_pairs(pairs):
         try:
             key, value = pair
@@ -539,7 +551,7 @@ def _checked_pairs(pairs: Pairs) -> Iterator[tuple[bytes, Fields]]:
 
 
 def list_pairs(pairs: Mapping[Key, Value] | Iterable[tuple[Key, Value]]) -> list[tuple[Key, Value]]:
-    """The pairs of a mapping, or of an iterable, whose items are not checked."""
+    """The pairs of a mapping or an iterable, as a list.  The items of an iterable are not checked."""
     if not isinstance(pairs, Iterable):
         raise InvalidArgument(f"put_many takes a mapping or pairs, not {pairs!r:.60}")
     return list(pairs.items() if isinstance(pairs, Mapping) else pairs)
@@ -550,7 +562,7 @@ def _refuse_pair(pair: object) -> InvalidArgument:
 
 
 class View(Lookup[bytes, Held]):
-    """A namespace as it was at one version.  Read-only."""
+    """A read-only view of a namespace at one version.  Made by `Namespace.as_of`."""
 
     def __init__(self, namespace: Namespace[Held], version: Version) -> None:
         self._namespace = namespace

@@ -1,4 +1,4 @@
-"""Opening a site in a directory or in a database.  Loads RocksDB, which clients of a server do without."""
+"""Opens a site in a directory or a database.  Importing this loads RocksDB, which clients do not need."""
 
 import os
 from datetime import timedelta
@@ -18,7 +18,7 @@ from floodmark.site.arguments import DATABASES, Durability
 from floodmark.site.embedding import COLLECT_EVERY, check_options, one_process, open_engine
 from floodmark.site.site import Site
 
-# Loaded for such a site only: the library of the first is optional, and the second loads Flight.
+# Imported only for a site in a database: the first needs an optional library, the second imports Flight.
 ENGINE: Final = "floodmark.engine.postgres"
 NODES: Final = "floodmark.host.nodes"
 EXTRA: Final = "floodmark[postgres]"
@@ -41,15 +41,16 @@ def open(
 ) -> Site:
     """Open the site in a directory, or in the PostgreSQL database of a URL such as `postgresql://host/name`.
 
-    The site is made if it is missing and `create` is not False.  It has a name and an id from 1 to 255 for
-    life: without a name the directory's, without an id one that follows from its name.  In a database
-    it has to be named, and no disk is watched.  `durability` holds for writes that name none.
-    `background=False` leaves heartbeats and garbage collection to the caller.  The change log is kept as
-    long as the versions that it names, or only for `log_retention`, which saves its space; feeds that come
-    later than that catch up by scanning the versions.
+    A missing site is created unless `create` is False.  Its name and its id, from 1 to 255, never change.
+    By default the name is that of the directory, and the id is derived from the name; a site in a database
+    must be named, and its disk is not watched.
 
-    Any number of processes open a site in a database: each is a `node` with a number from 1 to 63 of its own;
-    without one it gets the lowest that is free.
+    `durability` is the default for writes.  `background=False` leaves heartbeats and garbage collection to
+    the caller.  The change log is kept as long as the versions that it refers to, or, to save space, only for
+    `log_retention`; feeds that lag further behind then catch up by scanning the versions.
+
+    Several processes can open a site in a database.  Each is a node with its own number from 1 to 63, by
+    default the lowest free one.
     """
     options: dict[str, Any] = {
         "durability": durability,
@@ -58,7 +59,7 @@ def open(
         "log_retention": log_retention,
         "skew_ms_max": skew_ms_max,
         "time_source": time_source,
-        # Another time source need not go at the speed of this machine's clocks.
+        # The elapsed time says nothing about a time source other than the system clock.
         "elapsed_source": elapsed_ms if time_source is system_time_ms else None,
     }
     check_options(disk_reserve_bytes=disk_reserve_bytes, **options)
@@ -77,7 +78,7 @@ def open_accepting(
     clock: bool = False,
     time_source: TimeSource = system_time_ms,
 ) -> Site:
-    """Open a site that is refused: after a `loss` of acknowledged writes, or with a `clock` too far ahead."""
+    """Open a site that `open` refuses, and accept the `loss` of acknowledged writes or its `clock` skew."""
     directory = SiteDirectory(require_path(path, "a site's directory"), None, None, create=False)
     return _open(directory, accept_loss=loss, time_source=time_source, accept_clock=clock)
 

@@ -1,4 +1,4 @@
-"""The partitions of a site, as a site offers them."""
+"""The methods of a site for its partitions."""
 
 from dataclasses import dataclass
 
@@ -12,9 +12,9 @@ from floodmark.partition.commit.entering import check_key
 
 @dataclass(frozen=True, kw_only=True)
 class KeyLocation:
-    """Where a key is served: a partition, its node, 0 if one process serves the site, and the node's URL.
+    """The partition that holds a key, the number of its node, and the node's URL.
 
-    The URL is empty if the partition is served in this process.
+    The number is 0 if one process serves the whole site.  The URL is empty if that is this process.
     """
 
     partition: int
@@ -27,21 +27,21 @@ class PartitionCalls:
 
     @property
     def host(self) -> Host:
-        """The host of an open site; Closed after `close`."""
+        """The host of this site.  Raises Closed after `close`."""
         raise NotImplementedError
 
     def partitions(self) -> list[PartitionStatistics]:
-        """The partitions in order of keys."""
+        """The partitions of the site, in key order."""
         return self.host.partitions.partitions()
 
     def split(self, namespace: str, key: bytes) -> tuple[int, int]:
-        """Cut the partition that holds a key in two, before that key; the ids of the halves."""
+        """Split the partition that holds a key before that key; return the ids of the two halves."""
         check_key(key)
         require_name(namespace, "namespace")
         return self.host.partitions.split(namespace, key)
 
     def merge(self, left: int, right: int) -> int:
-        """Join two neighbouring partitions; the id of the new one."""
+        """Merge two adjacent partitions; return the id of the new one."""
         for partition in (left, right):
             if type(partition) is not int or not 0 <= partition < 1 << 32:
                 raise PartitionNotFound(
@@ -50,11 +50,11 @@ class PartitionCalls:
         return self.host.partitions.merge(left, right)
 
     def heat(self) -> list[PartitionHeat]:
-        """How busy each partition was over the last minutes."""
+        """The recent load of each partition."""
         return self.host.partitions.heat()
 
     def locate(self, namespace: str, key: bytes) -> KeyLocation:
-        """Where a key is served now.  It may move at any time.
+        """The current location of a key, which may move at any time.
 
         >>> import floodmark, tempfile
         >>> with floodmark.open(tempfile.mkdtemp(), site="oslo") as site:

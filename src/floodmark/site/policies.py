@@ -1,4 +1,4 @@
-"""How a namespace's merge policy encodes writes, and which of them it refuses.
+"""Encodes writes by the merge policy of a namespace, and refuses those that it does not allow.
 
 Values of `last_write` are whole records; the others are unstamped states, merged into the record by the
 commit (`codec/states.py`).
@@ -24,57 +24,57 @@ from floodmark.model.errors import InvalidValue, LimitExceeded, WrongPolicy
 from floodmark.model.limits import COUNTER_TOTAL_MAX, VALUE_BYTES_MAX
 from floodmark.site.arguments import refuse_value
 
-# A JSON object: its text, or a mapping that has a JSON form.
+# A JSON object: its text, or a mapping that can be encoded as JSON.
 Fields: TypeAlias = bytes | Mapping[str, object]
 
 
 class LastWrite:
-    """A record is a value, and a write replaces it."""
+    """The policy "last_write": a record is one value, which each write replaces."""
 
-    # Whether values are merged into what is there.
+    # Whether the commit merges writes into the stored record.
     merges: bool = False
 
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
 
     def put(self, key: object, value: Fields, expires_at: int | None) -> bytes:
-        """A record that replaces what is there."""
+        """The encoded write that replaces a record."""
         if type(value) is not bytes or len(value) > VALUE_BYTES_MAX:
             raise refuse_value(key, value)
         return value + PLAIN if expires_at is None else encode_value(value, expires_at)
 
     def delete(self) -> bytes:
-        """The end of a record."""
+        """The encoded write that deletes a record."""
         return TOMBSTONE
 
     def update(self, key: object, fields: Fields, expires_at: int | None) -> bytes:
-        """Some fields of a record."""
+        """The encoded write of some fields.  Raises WrongPolicy unless the policy is "fields"."""
         raise self._refuse(
             "update", "its records are values without fields: use put, or a namespace of fields"
         )
 
     def delete_field(self, key: object, names: Sequence[str]) -> bytes:
-        """The end of some fields."""
+        """The encoded write that deletes fields.  Raises WrongPolicy unless the policy is "fields"."""
         raise self._refuse(
             "delete_field", "its records are values without fields: use delete, or a namespace of fields"
         )
 
     def add(self, key: object, number: int) -> bytes:
-        """A number to be added."""
+        """The encoded addition to a counter.  Raises WrongPolicy unless the policy is "counter"."""
         raise self._refuse(
             "add", "its records are no counters: use compare_and_set, or a namespace of counters"
         )
 
     def compare(self, key: object, value: Fields | None, expires_at: int | None) -> bytes:
-        """What takes the place of an expected value; None stands for nothing."""
+        """The encoded write with which `compare_and_set` replaces the expected value; None deletes."""
         return self.delete() if value is None else self.put(key, value, expires_at)
 
     def read_back(self, value: bytes | None, stored: bytes) -> bytes | None:
-        """What a reader finds after a write, if it found `value` before; None stands for nothing."""
+        """The value after a write to a key that held `value`; None stands for an absent key."""
         return live_value(stored, 0)
 
     def join(self, earlier: bytes, later: bytes) -> bytes | None:
-        """One write that does what two writes to a key do in turn; None if there is none."""
+        """One write with the effect of two successive writes to a key; None if there is no such write."""
         return later
 
     def _refuse(self, operation: str, why: str) -> WrongPolicy:
@@ -86,7 +86,7 @@ class LastWrite:
 
 
 class FieldsPolicy(LastWrite):
-    """A record is a JSON object, and each of its fields is written by itself."""
+    """The policy "fields": a record is a JSON object whose fields are written separately."""
 
     merges = True
 
@@ -125,7 +125,7 @@ class FieldsPolicy(LastWrite):
 
 
 class CounterPolicy(LastWrite):
-    """A record is a number, to which every write adds."""
+    """The policy "counter": a record is a number, and every write adds to it."""
 
     merges = True
 
@@ -161,7 +161,7 @@ class CounterPolicy(LastWrite):
         if second.deleted is not None:
             return later
         total = sum(entry.total for entry in (*first.entries, *second.entries))
-        # A delete takes with it what is added at the same version.
+        # A delete also removes additions at its own version, so the two cannot be one write.
         if first.deleted is not None or abs(total) > COUNTER_TOTAL_MAX:
             return None
         return encode_state(CounterState(None, (CounterEntry(0, 0, total),)))
@@ -178,7 +178,7 @@ _DELETE_COUNTER: Final = delete_record("counter")
 
 
 def _write_on(before: bytes | None, stored: bytes) -> bytes | None:
-    """The value after a write, of a record that one other write has made."""
+    """The value of a record after the write `before`, if any, and then the write `stored`."""
     standing = None if before is None else write_state(None, before, 1, 1).stored
     return live_value(write_state(standing, stored, 2, 1).stored, 0)
 
@@ -197,7 +197,7 @@ def _encode(key: object, value: Fields, build: Callable[[Fields], bytes]) -> byt
 
 
 def _named(key: object, build: Callable[[], bytes]) -> bytes:
-    """What is built; a refusal names the key."""
+    """Return `build()`.  Its errors are raised again with the key in message and details."""
     try:
         return build()
     except LimitExceeded as error:

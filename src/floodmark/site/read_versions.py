@@ -1,13 +1,13 @@
-"""At which versions the transactions of a client begin to read.
+"""Chooses the read versions of a client's transactions: fresh or cached.
 
-A fresh version costs a call, and lets a transaction see every write that was acknowledged before.  A cached
-one is the highest that the client has read at or committed at, and costs nothing.  A transaction that begins
-there is never older than the last one of this client.  A reader may miss what others wrote since; a writer
-that depends on that conflicts, and is done again at a fresh version.
+A fresh version costs a call, and shows a transaction every write that was acknowledged before.  The cached
+version is the highest at which the client has read or committed, and costs nothing.  A transaction that reads
+there is never older than the client's previous one, but may miss newer writes of other clients.  A write that
+depends on such a read conflicts, and is retried at a fresh version.
 
-**Admission control.**  A site that is overloaded delays the answers to calls for versions.  A client that
-did without these calls would not be slowed down.  So cached versions are used only while the last answer was
-quick.
+**Admission control.**  An overloaded site slows its clients down by delaying its answers to calls for
+versions.  Clients must not escape this through the cache, so cached versions are used only while the last
+answer was quick.
 """
 
 from bisect import insort
@@ -22,16 +22,16 @@ from floodmark.clock import monotonic_seconds
 from floodmark.model.version import Version
 
 ReadVersion: TypeAlias = Literal["fresh", "cached"]
-# Asks for a version at or above the given one together with the first read; 0 if it must be asked for alone.
+# Does the first read at a version at or above the given one and returns the version; 0 to ask separately.
 AskFresh: TypeAlias = Callable[[Version], Version]
 
-# How old a cached version may be, and how slow the last answer, unless the caller says otherwise.
+# The default limits for the age of a cached version, and for the duration of the last call.
 STALENESS_MAX: Final = timedelta(seconds=1)
 SLOW_ANSWER: Final = timedelta(milliseconds=10)
 
 
 class ReadVersionCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """How the transactions of a client came to their read versions."""
+    """Counts how the transactions of a client got their read versions."""
 
     asked: int
     """Calls to the site."""
@@ -46,7 +46,7 @@ class ReadVersionCounts(msgspec.Struct, frozen=True, kw_only=True):
 class ReadVersions:
     """The versions that a client has seen.  Safe to use from many threads.
 
-    Each change is one step of the interpreter.  With a lock, threads would queue for it in each transaction.
+    There is no lock, for which all transactions would queue: each change is one step of the interpreter.
 
     >>> seconds = iter([0.0, 0.001, 0.5, 2.0, 2.5, 3.0])
     >>> versions = ReadVersions(iter([7, 9]).__next__, time_seconds=lambda: next(seconds))
@@ -66,7 +66,7 @@ class ReadVersions:
         self._ask = ask
         self._slow_seconds = slow_answer.total_seconds()
         self._time_seconds = time_seconds
-        # Ends with the highest version seen, and since when nothing older than it is known to be the newest.
+        # The last item is the highest version seen, with the time from which its age counts.
         self._seen: list[tuple[Version, float]] = [(0, 0.0)]
         self._was_slow = False
         self._asks, self._delays, self._savings = count(1), count(1), count(1)
@@ -74,11 +74,11 @@ class ReadVersions:
 
     @property
     def counts(self) -> ReadVersionCounts:
-        """What was asked for, and what was saved."""
+        """The numbers of calls made and of calls saved."""
         return ReadVersionCounts(asked=self._asked, slow=self._slow, cached=self._cached)
 
     def fresh(self, ask: AskFresh | None = None) -> Version:
-        """A version at which every write is seen that was acknowledged before the call."""
+        """A version that covers every write acknowledged before the call."""
         began = self._time_seconds()
         version = (0 if ask is None else ask(self._highest())) or self._ask()
         took = self._time_seconds() - began
@@ -87,11 +87,11 @@ class ReadVersions:
         if self._was_slow:
             self._slow = next(self._delays)
         self._note(version, began)
-        # A node may not have heard of the client's last commit at another one.
+        # A node may not have observed the client's last commit at another node.
         return self._highest()
 
     def cached(self, staleness_max: timedelta = STALENESS_MAX, ask: AskFresh | None = None) -> Version:
-        """The highest version seen, if it is recent and the site was quick to answer; else a fresh one."""
+        """The highest version seen, if it is recent and the last answer was quick; otherwise a fresh one."""
         now = self._time_seconds()
         highest, seen_seconds = self._seen[-1]
         is_recent = highest and now - seen_seconds <= staleness_max.total_seconds()
@@ -101,11 +101,11 @@ class ReadVersions:
         return self.fresh(ask)
 
     def expected(self) -> Version:
-        """A version below that of the next commit, and near it if this client writes."""
+        """A version below that of the next commit, and close to it if this client writes often."""
         return self._highest() or self.fresh()
 
     def saw(self, version: Version) -> None:
-        """Remember the version of a commit."""
+        """Record the version of a commit as seen."""
         self._note(version, self._time_seconds())
 
     def _highest(self) -> Version:

@@ -1,4 +1,4 @@
-"""What a transaction reads, as of one version and with its own writes on top."""
+"""The reads of a transaction: as of one version, with its own writes applied."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
@@ -22,15 +22,15 @@ from floodmark.site.read_versions import AskFresh
 
 
 class ReadAt(Protocol):
-    """Tells the version of a transaction's reads, and may ask for it together with the first of them."""
+    """Returns the version of a transaction's reads; `ask` fetches it together with the first read."""
 
     def __call__(self, *, ask: AskFresh | None) -> Version: ...
 
 
 class TransactionReads:
-    """The reads of a transaction: all as of the version of the first, which is asked for then.
+    """The reads of a transaction, all as of one version, which the first read asks for.
 
-    `written` has the transaction's own writes, by qualified key: stored values or unstamped states.
+    `written` holds the transaction's own writes by qualified key: stored values or unstamped states.
     """
 
     def __init__(self, router: Router, read_version: ReadAt, written: Mapping[bytes, bytes]) -> None:
@@ -38,13 +38,13 @@ class TransactionReads:
         self._read_version = read_version
         self._written = written
         self._version: Version = 0
-        # Whether the site was asked for it, and the number of the attempt, which a server counts.
+        # Whether the version came from the site, and the number of the attempt, which servers count.
         self._is_fresh = False
         self.attempt = 1
-        # What must not change until the commit: qualified keys, and the ranges as far as they were read.
+        # The read conflicts: qualified keys, and ranges as far as they were read.
         self._keys: set[bytes] = set()
         self._ranges: list[_ReadRange] = []
-        # What others must not have read.
+        # The declared write conflicts: the commit makes transactions that have read these ranges conflict.
         self._declared: set[KeyRange] = set()
         self._count = 0
 
@@ -57,7 +57,7 @@ class TransactionReads:
 
     @property
     def conflicts(self) -> ReadSet | None:
-        """What the commit depends on, and what it declares as written; None if there is neither."""
+        """The read set of the commit, with the declared write conflicts; None if both are empty."""
         ranges = sorted({each.keys for each in self._ranges if each.keys is not None})
         if not self._keys and not ranges and not self._declared:
             return None
@@ -91,7 +91,7 @@ class TransactionReads:
         return present(handle, qualified[NAMESPACE_BYTES:], value)[1]
 
     def _first(self, key: bytes) -> bytes | None:
-        """Begin with the read of a qualified key, whose answer tells the version if that can be."""
+        """Read the transaction's first key, and get the read version in the same call if possible."""
         found: FreshValue | None = None
 
         def ask(since: Version) -> Version:
@@ -106,7 +106,7 @@ class TransactionReads:
         return self._router.get(key, self._version)
 
     def _ask_alone(self, _: Version) -> Version:
-        """Let the version be asked for by a call of its own."""
+        """An `ask` that requests a separate call for the version."""
         self._is_fresh = True
         return 0
 
@@ -159,7 +159,7 @@ class TransactionReads:
             for key, value in merge(rows, own, key=_first, reverse=reverse):
                 read.reach(key)
                 if key == last:
-                    # The same key among the transaction's own writes.
+                    # The key was yielded from the stored rows, with the transaction's own write applied.
                     continue
                 last = key
                 self._add(1)
@@ -171,7 +171,7 @@ class TransactionReads:
         return islice(pairs(), limit)
 
     def depend_on(self, namespace: AnyNamespace, keys: KeyRange) -> None:
-        """Let the commit fail if a range has changed since the transaction's version."""
+        """Add a read conflict: the commit fails if the range has changed since the read version."""
         self._add(1)
         if keys.start and keys.end == after(keys.start):
             self._keys.add(qualify_range(namespace.id, keys).start)
@@ -181,7 +181,7 @@ class TransactionReads:
         self._ranges.append(read)
 
     def declare(self, namespace: AnyNamespace, keys: KeyRange) -> None:
-        """Let others conflict that have read a range, as if the transaction wrote it."""
+        """Add a write conflict: the commit makes transactions that have read the range conflict."""
         check_write_conflicts(len(self._declared) + 1)
         self._declared.add(qualify_range(namespace.id, keys))
 
@@ -195,7 +195,7 @@ class TransactionReads:
 
 
 class _ReadRange:
-    """How much of a range a scan has read: nothing yet, up to a key, or all."""
+    """The part of a range that a scan has read: none, up to a key, or all."""
 
     def __init__(self, namespace: int, keys: KeyRange, *, reverse: bool) -> None:
         self.keys: KeyRange | None = None
@@ -204,12 +204,12 @@ class _ReadRange:
         self._reverse = reverse
 
     def reach(self, key: bytes) -> None:
-        """Count what lies between the scan's beginning and a key, itself included."""
+        """Count the range from the scan's beginning to a key, inclusive, as read."""
         start, end = self._whole
         self._set(KeyRange(key, end) if self._reverse else KeyRange(start, after(key)))
 
     def finish(self) -> None:
-        """Count the whole range."""
+        """Count the whole range as read."""
         self._set(self._whole)
 
     def _set(self, keys: KeyRange) -> None:
@@ -217,17 +217,17 @@ class _ReadRange:
 
 
 def _get_fresh(key: bytes, since: Version, partition: Partition) -> FreshValue | None:
-    """The value of a qualified key and its version; None if several nodes serve the site."""
+    """The value of a qualified key with the version of the read; None if several nodes serve the site."""
     return partition.get_fresh(key, since) if partition.is_alone else None
 
 
 def _conflict(error: VersionCollected) -> Conflict:
-    """A transaction whose version was collected is done again at a newer one."""
+    """The error for a collected read version: a conflict, so that the transaction is retried."""
     return Conflict(f"{error}; the transaction begins again", **error.details)
 
 
 def _handle(namespace: AnyNamespace) -> Namespace[Any] | CodedNamespace[Any]:
-    """A namespace that can be read; InvalidArgument for anything else."""
+    """Return the namespace if it can be read.  Raises InvalidArgument for anything else."""
     if not isinstance(namespace, Namespace | CodedNamespace):
         raise InvalidArgument(f"a transaction reads from a namespace of its site, not from {namespace!r:.60}")
     return namespace

@@ -1,11 +1,11 @@
-"""Rewrites everything in a namespace under new stamps of this site, so that it can be shared.
+"""Rewrites all records of a namespace under new stamps of this site, so that the namespace can be shared.
 
-Up to a version W, all writes of other sites are in.  Only records with a stamp at or below W are written
-again, so newer ones win, and running twice does no harm.  A rewrite wins against a concurrent write of
-another site that has not arrived: no other site may write to these keys meanwhile.
+This site has all writes of other sites up to a version W.  Only records with a stamp at or below W are
+rewritten, so newer ones win, and running twice does no harm.  A rewrite wins against a concurrent write of
+another site that has not arrived, so no other site may write to these keys meanwhile.
 
-A site can rewrite only its own counts: a counter with an entry of a site that no longer shares the namespace
-is refused.
+A site can rewrite only its own entries of a counter: a counter with an entry of a site that no longer shares
+the namespace is refused.
 """
 
 from collections import deque
@@ -28,12 +28,12 @@ from floodmark.model.errors import InvalidConfiguration, StaleLink
 from floodmark.model.partition import MergeStream, PutUnchangedStream, WriteStream
 from floodmark.model.version import Version
 
-# Batches on their way.
+# Batches sent and not acknowledged.
 _UNSETTLED_MAX: Final = 8
 
 
 class Rewritten(msgspec.Struct, frozen=True, kw_only=True):
-    """What was written again: everything in a namespace with a stamp at or below `since`."""
+    """The result of `rewrite`, which rewrote all records with a stamp at or below `since`."""
 
     namespace: str
     since: Version
@@ -42,7 +42,7 @@ class Rewritten(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rewrite(host: Host, namespace: str, report: Callable[[int], None] = lambda _: None) -> Rewritten:
-    """Give everything in a namespace a new stamp.  `report` is told how many records have been read."""
+    """Give all records of a namespace a new stamp.  `report` is called with the number of records read."""
     row = host.namespaces.find_namespace(namespace)
     since = host.membership.rewritable_version(namespace)
     if not since:
@@ -59,7 +59,7 @@ def rewrite(host: Host, namespace: str, report: Callable[[int], None] = lambda _
             host.versions.read_version,
             lambda version: (version, stack.enter_context(host.reading(version, row.id))),
         )
-        # A counter is not put but added to, which loses no other addition.
+        # Adding 0 to a counter gives it a new stamp and loses no concurrent addition, as a put would.
         is_counter = row.merge == COUNTER
         stream = host.write_stream(MergeStream(True) if is_counter else PutUnchangedStream(True, since))
         writing = _Writing(stream)
@@ -81,7 +81,7 @@ def rewrite(host: Host, namespace: str, report: Callable[[int], None] = lambda _
 
 
 class _Writing:
-    """Batches on their way, and how many records were stored."""
+    """Sends batches, and counts the records that were stored."""
 
     def __init__(self, stream: WriteStream) -> None:
         self.written = 0
@@ -109,7 +109,7 @@ def _encode_value(stored: bytes) -> bytes:
 
 
 def _encode_fields(stored: bytes) -> bytes:
-    """The fields that are there, to be stamped anew; what was deleted stays deleted."""
+    """The present fields, with the stamp of this write; deleted fields are left out."""
     state = decode_state(stored)
     assert isinstance(state, FieldsState)
     fields = tuple(
@@ -119,7 +119,7 @@ def _encode_fields(stored: bytes) -> bytes:
 
 
 class _CounterEncoder:
-    """Adds nothing to what this site has counted, which gives it a new stamp."""
+    """Encodes an addition of 0, which gives this site's entry of a counter a new stamp."""
 
     def __init__(self, host: Host, namespace: str) -> None:
         topology = host.membership.topology()

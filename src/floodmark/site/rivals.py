@@ -1,6 +1,6 @@
-"""Retries after conflicts: transactions of one process that lost on a key try again one after the other.
+"""Retries after conflicts: the transactions of one process that conflicted on a key retry one at a time.
 
-Without an order, those that lost often would pause ever longer, and newcomers would win.
+Without this order, transactions that lost repeatedly would pause ever longer, and new ones would win.
 """
 
 from threading import Lock
@@ -9,23 +9,23 @@ from typing import Final
 from floodmark.model.errors import FloodmarkError
 from floodmark.site.coordinated import Pace
 
-# Keys share turns by their hashes.
+# Keys share locks by their hashes.
 TURNS: Final = 64
-# How long a transaction waits for the turn of its key; then it tries without.
+# How long a transaction waits for the lock of its key; then it retries without it.
 WAIT_SECONDS: Final = 0.1
-# The pauses of one that loses though it has the turn, to a newcomer or another process.
+# The pauses after a conflict, with the lock held, with a new transaction or another process.
 PAUSE_MS_FIRST: Final = 2
 PAUSE_MS_MAX: Final = 64
 
 
 class Rivals:
-    """The turns of the transactions of a site object.  Safe to use from many threads."""
+    """The locks for the retries of a site object's transactions.  Safe to use from many threads."""
 
     def __init__(self) -> None:
         self._turns = [Lock() for _ in range(TURNS)]
 
     def retries(self, pace: Pace) -> "Retries":
-        """The retries of one transaction; the caller leaves them at its end."""
+        """The retries of one transaction.  The caller must call `leave` at the end."""
         return Retries(self._turns, pace)
 
 
@@ -38,7 +38,7 @@ class Retries:
         self._pauses = pace.pauses(PAUSE_MS_FIRST, PAUSE_MS_MAX)
 
     def wait(self, error: FloodmarkError) -> None:
-        """Wait before the next attempt: for the turn of the key of a conflict, or for a pause."""
+        """Wait before the next attempt: for the lock of the conflict's key, or for a pause."""
         key = error.details.get("key")
         turn = None if key is None else self._turns[hash(key) % TURNS]
         if turn is None or turn is self._held:
@@ -49,7 +49,7 @@ class Retries:
             self._held = turn
 
     def leave(self) -> None:
-        """Let the next one try."""
+        """Release the held lock, if any."""
         held, self._held = self._held, None
         if held is not None:
             held.release()

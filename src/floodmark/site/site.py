@@ -1,4 +1,4 @@
-"""A site: one place that takes reads and writes, and remembers every change."""
+"""A site: one place that takes reads and writes, with the log of its changes."""
 
 from collections.abc import Iterator
 from datetime import timedelta
@@ -86,7 +86,10 @@ class _CreateOptions(_Settings, total=False):
 
 
 class Site(AtomicCalls, PartitionCalls, TransactionCalls):
-    """Holds namespaces.  Made by `floodmark.open` or `floodmark.connect`; close it, or use `with`."""
+    """An open site: its namespaces, changes, feeds, transactions and administration.
+
+    Made by `floodmark.open` or `floodmark.connect`.  Close it after use, or use it as a `with` block.
+    """
 
     def __init__(
         self,
@@ -102,7 +105,7 @@ class Site(AtomicCalls, PartitionCalls, TransactionCalls):
         self._durable = durable
         self._host = host
         self._closed = False
-        # Names this object among the runners of feeds and the consumers of subscriptions.
+        # Identifies this object as a holder of leases of feeds and subscriptions.
         self._openings = count()
         self._holder = f"{gethostname()}-{getpid()}-{uuid4().hex[:8]}"
 
@@ -116,14 +119,17 @@ class Site(AtomicCalls, PartitionCalls, TransactionCalls):
         return f"Site({self.name!r}, id={self.id})"
 
     def close(self) -> None:
-        """Finish what is under way, make everything durable and let go.  Closing twice is harmless."""
+        """Cancel the watches, finish all operations, flush all writes to disk and release the site.
+
+        Closing twice is harmless.
+        """
         self._closed = True
         self._watches.close()
         self._host.close()
 
     @property
     def host(self) -> Host:
-        """The host of an open site; Closed after `close`."""
+        """The host of this site.  Raises Closed after `close`."""
         if self._closed:
             raise Closed(f"site {self.name!r} was closed; open it again")
         return self._host
@@ -176,13 +182,16 @@ class Site(AtomicCalls, PartitionCalls, TransactionCalls):
         codec: CodecName | Codec[Any] | None = None,
         large_values: bool = False,
     ) -> Namespace[Any] | CodedNamespace[Any] | LargeValues:
-        """Add a namespace.  `ttl` holds for writes that name none; `retention` is 24 hours if not given.
+        """Create a namespace and return a handle to it.
 
-        `merge` says how writes of several sites to a record become one: "last_write" keeps the last value;
-        "fields" merges a JSON object field by field; "counter" adds numbers up, and reads return int.  With
-        `exist_ok` a namespace that is there is returned with the settings that it has, if it merges so; else
-        NamespaceExists is raised.  For `codec`, see `namespace`.  With `large_values` it takes values of any
-        size; open it again by `namespace(name, large_values=True)`.
+        `merge` is the policy for writes of several sites to one record: "last_write" keeps the last value;
+        "fields" merges JSON objects field by field; "counter" adds up the numbers, and reads return int.  The
+        policy cannot be changed later.  `ttl` is the default time to live of writes; `retention`, how long
+        old versions are kept, is 24 hours by default.  For `codec`, see `namespace`.  With `large_values` the
+        namespace takes values of any size; open it later with `namespace(name, large_values=True)`.
+
+        Raises NamespaceExists if the name is taken.  With `exist_ok` the existing namespace is returned
+        instead, with its own settings, provided that its merge policy is `merge`.
         """
         require_name(name, "namespace")
         coder = find_codec(codec)
@@ -224,11 +233,11 @@ class Site(AtomicCalls, PartitionCalls, TransactionCalls):
     def namespace(
         self, name: str, *, codec: CodecName | Codec[Any] | None = None, large_values: bool = False
     ) -> Namespace[Any] | CodedNamespace[Any] | LargeValues:
-        """The namespace of a name, which must be there.
+        """A handle to an existing namespace.  Raises NamespaceNotFound.
 
-        Keys and values are bytes, and counters int (the handle is a `CounterNamespace`).  With `codec` keys
-        are text, and values text ("text"), what JSON can hold ("json"), or what a `Codec` of your own makes
-        of the bytes.  With `large_values` it is the one that was created so.
+        Keys and values are bytes; the values of a `CounterNamespace` are int.  With `codec` keys are text,
+        and values are text ("text"), JSON values ("json"), or the objects that your own `Codec` encodes and
+        decodes.  Use `large_values` for a namespace that was created with it.
         """
         require_name(name, "namespace")
         coder = find_codec(codec)
@@ -250,9 +259,9 @@ class Site(AtomicCalls, PartitionCalls, TransactionCalls):
         ttl: timedelta | UnsetType | None = UNSET,
         retention: timedelta | UnsetType = UNSET,
     ) -> Namespace[Any]:
-        """Change the settings of a namespace; what is not named stays.  The merge policy is for life.
+        """Change the given settings of a namespace and keep the others.  The merge policy cannot be changed.
 
-        WrongPolicy for a `ttl` where a layer keeps its rows, which belong together and must not expire.
+        Raises WrongPolicy for a `ttl` if the namespace belongs to a layer, whose rows must not expire.
         """
         require_name(name, "namespace")
         NamespaceSettings(
@@ -269,7 +278,7 @@ class Site(AtomicCalls, PartitionCalls, TransactionCalls):
         return open_namespace(row, self._host, durable=self._durable)
 
     def drop_namespace(self, name: str) -> None:
-        """Drop a namespace.  It is gone at once; its space is freed after its retention."""
+        """Drop a namespace.  Its keys are gone at once; their space is freed after the retention."""
         require_name(name, "namespace")
         self.host.namespaces.drop_namespace(name)
 
@@ -311,23 +320,25 @@ class Site(AtomicCalls, PartitionCalls, TransactionCalls):
         on_damaged: OnDamaged | None = None,
         on_generation: Reaction = OnGeneration.FAIL,
     ) -> Iterator[Item]:
-        """The changes of one namespace or of all, in commit order.
+        """Iterate over the changes of one namespace, or of all namespaces, in commit order.
 
         `since` is exclusive: a checkpoint (the version of a `Resolved` marker, or of the last change of a
-        whole commit), a moment, "beginning", "snapshot" or "now".  If changes above it are gone,
-        `VersionCollected` is raised.  The stream ends at the present, or at `until`; with `follow=True` it
-        waits for more.
+        completely read commit), a moment, "beginning", "snapshot" or "now".  `VersionCollected` is raised if
+        changes above it have been collected.  The stream ends at `until`, by default at the present; with
+        `follow=True` it waits for new changes.
 
-        A "snapshot" first yields every live key at one version, as changes with `snapshot` set, in order of
-        keys, then the changes above it.  The last `Resolved` marker as `since` resumes in the middle of it.
+        A "snapshot" first yields every live key at one version, as changes with `snapshot` set, in key order,
+        then the changes above that version.  To resume inside a snapshot, pass the last `Resolved` marker as
+        `since`.
 
         With `before_images` an update is two changes, as in Delta's change data feed.  `resolved_markers`
         adds `Resolved` items, which are checkpoints; `heartbeats` adds the site's heartbeats.  A damaged
-        change raises `Corruption`, or is passed to `on_damaged` and left out.
+        change raises `Corruption`, or is passed to `on_damaged` and skipped.
 
-        Where a data set was published, the stream fails with `GenerationSwapped`.  With `on_generation` it
-        goes on instead: with a change of type `generation`, and the "difference" as puts and deletes, or a
-        "snapshot" of all rows, which replace what was read so far.
+        At the publication of a data set the stream fails with `GenerationSwapped`.  With `on_generation` it
+        instead yields a change of type `generation` and continues: with "difference", by the puts and deletes
+        that lead to the new data set; with "snapshot", by all of its rows, which replace everything read
+        before.
         """
         keys = check_range(start_key, end_key, prefix)
         reaction = to_reaction(on_generation)
@@ -372,12 +383,12 @@ class Site(AtomicCalls, PartitionCalls, TransactionCalls):
         on_generation: Reaction = OnGeneration.FAIL,
         options: SubscriptionOptions | None = None,
     ) -> Subscription:
-        """A durable subscription to the changes of a namespace, made if it is not there.
+        """Open a durable subscription to the changes of a namespace, and create it if it does not exist.
 
-        It remembers what was acknowledged, change by change, and delivers the rest again.  One consumer at
-        a time has it; `holder` names this one to the others, and a consumer with the same name takes
-        over at once.  A new subscription begins at `start`: with a snapshot of every key, or at a place
-        where `changes` may begin.  `on_generation` is as for `changes`.
+        The site stores which changes were acknowledged, one by one, and delivers the others again.  A
+        subscription has one consumer at a time.  `holder` is the consumer's name: a new consumer with the
+        same name takes over at once.  A new subscription begins at `start`: with a snapshot of every key, or
+        at any `since` of `changes`.  `on_generation` is as for `changes`.
 
         >>> import floodmark, tempfile
         >>> with floodmark.open(tempfile.mkdtemp(), site="oslo") as site:
@@ -409,22 +420,22 @@ class Site(AtomicCalls, PartitionCalls, TransactionCalls):
 
     @property
     def feeds(self) -> Feeds:
-        """The named feeds: readings of changes that remember how far they are, and write to a sink."""
+        """The named feeds of this site, which write changes to sinks and store their checkpoints."""
         return Feeds(lambda: self.host, self._holder)
 
     @property
     def generations(self) -> Generations:
-        """The generations of namespaces: publish a whole data set, go back to an earlier one."""
-        # Threads that publish at the same time are publishers of their own.
+        """The generations of namespaces: publish a whole data set, or roll back to an earlier one."""
+        # Each access gets its own publisher name: threads may publish at the same time.
         return Generations(lambda: self.host, f"{self._holder}-{next(self._openings)}")
 
     @property
     def subscriptions(self) -> Subscriptions:
-        """The subscriptions that there are."""
+        """The subscriptions of this site: list, seek, remove."""
         return Subscriptions(lambda: self.host)
 
     def resolved_version(self) -> Version:
-        """Every change at or below this is durable and published, and none will be added."""
+        """The resolved version: every change at or below it is durable and published, none will be added."""
         return self.host.versions.resolved_version()
 
     def now(self) -> Version:
@@ -432,11 +443,11 @@ class Site(AtomicCalls, PartitionCalls, TransactionCalls):
         return self.host.versions.now()
 
     def sync(self) -> None:
-        """Make durable what was written with durability "async"."""
+        """Flush all writes made with durability "async" to disk."""
         self.host.versions.sync()
 
     def heartbeat(self) -> Heartbeat:
-        """Write a heartbeat now.  A site does so each second by itself."""
+        """Write a heartbeat now, in addition to the one that a background thread writes each second."""
         return self.host.versions.heartbeat()
 
     # Garbage collection
@@ -449,7 +460,10 @@ class Site(AtomicCalls, PartitionCalls, TransactionCalls):
         lifetime: timedelta = LIFETIME,
         namespace: str | None = None,
     ) -> SafePoint:
-        """Keep what a reader at `version` sees, until released or `lifetime` is over."""
+        """Keep garbage collection from everything a reader at `version` sees.
+
+        The safe point holds until it is released or `lifetime` is over, for one namespace or for all.
+        """
         require_name(name, "safe point")
         require_lifetime(name, lifetime)
         if namespace is not None:
@@ -457,37 +471,41 @@ class Site(AtomicCalls, PartitionCalls, TransactionCalls):
         return self.host.retention.hold_safe_point(name, to_version(version), lifetime, namespace)
 
     def release_safe_point(self, name: str) -> None:
-        """Let garbage collection go on.  Those of feeds and subscriptions go when these are removed."""
+        """Release a safe point.  Those of feeds and subscriptions are released when these are removed."""
         require_name(name, "safe point")
         self.host.retention.release_safe_point(name)
 
     def safe_points(self) -> list[SafePoint]:
-        """The safe points that hold now."""
+        """The safe points that are in force."""
         return self.host.retention.safe_points()
 
     def collect_garbage(self) -> GarbageReport:
-        """Remove versions and changes behind the safe points.  A site does so by itself as well."""
+        """Remove the versions and changes that no safe point protects, as the background thread also does."""
         return self.host.retention.collect_garbage()
 
     # Other sites
 
     def topology(self) -> Topology | None:
-        """The sites and the namespaces that they share, as known here; None if this site shares nothing."""
+        """The topology in force here: the sites and the namespaces that they share; None if there is none."""
         return self.host.membership.topology()
 
     def set_topology(self, topology: Topology) -> None:
-        """Put a topology in force here, with its missing namespaces.  Each change counts `epoch` up."""
+        """Put a topology in force here, and create its missing namespaces.
+
+        A changed topology must have a higher `epoch`.
+        """
         self.host.membership.set_topology(check_kind(topology, Topology, "topology"))
 
     def replication(self) -> ReplicationStatistics:
-        """How the changes of other sites come in, and what is wrong with that."""
+        """The state of each link that brings changes of another site, with its lag and its last error."""
         return self.host.status.replication()
 
     def covers(self, namespace: str, stamp: Stamp, *, at: At | None = None) -> bool:
-        """Whether all is here that the stamp's site had written before, now or as of a version or moment.
+        """Whether this site has every change that the stamp's site committed at or below the stamp's version.
 
-        A link may apply the changes of a step in any order: a record can come before an older one.  True for
-        this site, and for one whose changes no link brings, or none any more.
+        With `at`, as of a version or moment.  A record with the stamp is no proof: a link may apply the
+        changes of one step in any order.  Always true for this site, and for sites whose changes no link
+        brings, or none any more.
         """
         if stamp.site == self.id:
             return True
@@ -496,11 +514,11 @@ class Site(AtomicCalls, PartitionCalls, TransactionCalls):
     # Statistics
 
     def statistics(self) -> SiteStatistics:
-        """The site at this moment."""
+        """The statistics of the site at this moment."""
         return self.host.status.statistics()
 
 
 def _require_plain(is_plain: bool) -> None:
-    """Refuse settings that large values cannot have."""
+    """Raise InvalidArgument unless the settings are the defaults, the only ones for large values."""
     if not is_plain:
         raise InvalidArgument("large values have no merge policy, time to live or codec: leave these out")

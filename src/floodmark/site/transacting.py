@@ -1,4 +1,4 @@
-"""Transactions as a site offers them."""
+"""The methods of a site for transactions."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 
 class TransactionCalls:
-    """Begins transactions, and keeps the versions at which they read."""
+    """The methods of a site for transactions, appends and watches, with the cache of read versions."""
 
     _durable: bool
 
@@ -42,12 +42,12 @@ class TransactionCalls:
         self._read_version: ReadVersion = read_version
         self._watches = Watches(host)
         self._rivals = Rivals()
-        # The namespace of the records of idempotency keys, opened when first used.
+        # The namespace of the idempotency records, opened at first use.
         self._idempotency: Namespace | None = None
 
     @property
     def host(self) -> Host:
-        """The host of an open site; Closed after `close`."""
+        """The host of this site.  Raises Closed after `close`."""
         raise NotImplementedError
 
     def transaction(
@@ -59,15 +59,17 @@ class TransactionCalls:
         max_staleness: timedelta = STALENESS_MAX,
         idempotency_key: str | None = None,
     ) -> Transaction:
-        """Reads, writes, and acknowledgements of subscriptions, that happen together or not at all.
+        """Begin a transaction: reads, writes and acknowledgements that take effect together or not at all.
 
-        As a `with` block it commits at the end; Conflict if what it has read was written since.  One that
-        needs a coordinator is aborted if it is not committed in time; with a number of one it begins there.
+        A `with` block commits at its end, and raises Conflict if anything that it read has been written
+        since.  A transaction that needs a coordinator is aborted after `timeout`.  With the number of a
+        `coordinator` it begins there.
 
-        With `read_version` "cached" it reads at the highest version that this site object has read or
-        committed at, if that is at most `max_staleness` old: that saves a call to a server.
+        With `read_version` "cached" it reads at the highest version at which this site object has read or
+        committed, if that is at most `max_staleness` old; this saves a call to the server.
 
-        Of all transactions with one `idempotency_key`, one is committed in a day; others write nothing.
+        Of all transactions with the same `idempotency_key`, one is committed in a day; the others write
+        nothing.
 
         >>> import floodmark, tempfile
         >>> with floodmark.open(tempfile.mkdtemp(), site="oslo") as site:
@@ -119,11 +121,11 @@ class TransactionCalls:
         max_staleness: timedelta = STALENESS_MAX,
         idempotency_key: str | None = None,
     ) -> Result:
-        """Do work in a transaction and commit it; again after a conflict, at a fresh version.
+        """Run `work` in a transaction, commit it and return the result; after a conflict, run it again.
 
-        With an `idempotency_key` it is committed once in a day, also if it is called again after
-        CommitUnknown, or by another process: later calls return the result of the first, which is kept as
-        JSON.
+        A retry reads at a fresh version.  With an `idempotency_key` the work is committed once in a day, even
+        if it is called again after CommitUnknown or in another process: later calls return the result of the
+        first one, which is stored as JSON.
 
         >>> import floodmark, tempfile
         >>> def order(transaction):
@@ -160,10 +162,10 @@ class TransactionCalls:
         shift: int | None = None,
         before: Version = VERSION_MAX,
     ) -> Version:
-        """One `Transaction.append` as a commit of its own; its version.
+        """Commit a single `Transaction.append`; return the commit version.
 
-        Conflict, with a version in its details, if the version would not lie below `before`, or if another
-        node has the key then: the next call asks that node.
+        Raises Conflict, with a version in its details, if the commit version would not be below `before`, or
+        if the key for that version belongs to another node; the next call asks that node.
         """
         require_of(self.host, namespace)
         versions = self._read_versions
@@ -180,9 +182,10 @@ class TransactionCalls:
         return version
 
     def watch(self, namespace: AnyNamespace, key: bytes | str) -> "Future[Version]":
-        """A future that completes when a key changes from now on, with the version of a change.
+        """A future that completes when a key next changes.  Its result is the version of a change.
 
-        It is cancelled when the site is closed.  Read and watch in one transaction to miss no change between.
+        It is cancelled when the site is closed.  To miss no change between a read and the watch, do both in
+        one transaction.
 
         >>> import floodmark, tempfile
         >>> with floodmark.open(tempfile.mkdtemp(), site="oslo") as site:
@@ -195,11 +198,11 @@ class TransactionCalls:
             return transaction.watch(namespace, key)
 
     def transaction_outcome(self, transaction: str) -> TransactionOutcome:
-        """How a transaction has ended, by the id in the details of CommitUnknown.
+        """The outcome of a transaction, by the id in the details of CommitUnknown.
 
-        Asking decides: one that is not committed by then never will be, and is aborted.  The outcome of a
-        commit without a coordinator is known for a minute at least, then unknown.  Raises Retryable if the
-        site does not answer, or nodes have not settled yet how it ends.
+        Asking decides: a transaction that is not yet committed is aborted.  The outcome of a commit without a
+        coordinator is kept for at least a minute, and unknown after that.  Raises Retryable if the site does
+        not answer, or if its nodes have not settled the outcome yet.
         """
         if not isinstance(transaction, str) or not transaction:
             raise InvalidArgument(
@@ -209,12 +212,12 @@ class TransactionCalls:
 
     @property
     def transactions(self) -> Transactions:
-        """The transactions with a coordinator, and their logs."""
+        """The transactions that have a coordinator, and the coordinators' logs."""
         return self.host.transactions
 
     @property
     def read_versions(self) -> ReadVersionCounts:
-        """How the transactions begun here came to their read versions."""
+        """Counts how the transactions of this site object got their read versions."""
         return self._read_versions.counts
 
 

@@ -1,4 +1,4 @@
-"""A transaction: reads, writes and acknowledgements that happen together or not at all, at one moment.
+"""A transaction: reads, writes and acknowledgements that take effect together or not at all, at one moment.
 
     def transfer(t):
         balance = int(t.get(accounts, b"ada") or 0)
@@ -9,13 +9,13 @@
 
     site.run_transaction(transfer)
 
-Transactions are serializable: there is an order of all, which respects real time, in which each would have
-read what it read.  They are optimistic.  All reads are as of one version, writes are gathered, and the commit
-is refused with `Conflict` if anything that was read has been written since; `run_transaction` then does the
-work again, so it should have no effects of its own.  No reader and no plain write waits for a transaction.
+Transactions are serializable: their results are those of some serial order that respects real time.  They are
+optimistic.  All reads are as of one version, writes are gathered, and the commit raises `Conflict` if
+anything that was read has been written since.  `run_transaction` then runs the work again, so the work should
+have no other side effects.  No reader and no plain write waits for a transaction.
 
-One whose keys all lie at one node is one round of its commits.  One that spans nodes, or acknowledges changes
-of a subscription, has a coordinator (`coordinated.py`).
+A transaction whose keys are all at one node is one commit there.  One that spans nodes, or that acknowledges
+changes of a subscription, has a coordinator (`coordinated.py`).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -52,7 +52,7 @@ from floodmark.site.rivals import Retries, Rivals
 from floodmark.site.uncoordinated import commit_uncoordinated, finish_commit
 from floodmark.site.watching import Watch, Watches
 
-# How often work is done again that met other transactions.
+# The number of attempts of a transaction that conflicts.
 ATTEMPTS_MAX = 100
 
 Result = TypeVar("Result")
@@ -60,9 +60,9 @@ Arguments = ParamSpec("Arguments")
 
 
 class Transaction(GatheredWrites):
-    """Made by `Site.transaction`; for the thread that made it.
+    """An open transaction.  Made by `Site.transaction`; only for the thread that made it.
 
-    A `with` block commits at its end, or aborts if it fails.
+    A `with` block commits at its end, or aborts if it raises.
     """
 
     def __init__(
@@ -80,9 +80,9 @@ class Transaction(GatheredWrites):
         once: Once | None = None,
     ) -> None:
         super().__init__("the transaction", host, bytes_max=TRANSACTION_BYTES_MAX)
-        # At which version it was committed; 0 before, and if it wrote nothing.
+        # The commit version; 0 before the commit and for a transaction without writes.
         self.version: Version = 0
-        # How often `run_transaction` has begun it.
+        # The number of the attempt of `run_transaction`, from 1.
         self.attempt = 1
         self._begin = begin
         self._durable = durable
@@ -91,15 +91,15 @@ class Transaction(GatheredWrites):
         self._reads = TransactionReads(host.router, read_version, self._rows)
         self._watches = watches
         self._watched: list[Watch] = []
-        # Appended values by key, without the version.
+        # The appends: keys and values encoded without the commit version, and shifts.
         self._appends: list[tuple[bytes, bytes, int]] = []
-        # A version below that of the commit.
+        # Returns a version below that of the commit.
         self._expected = expected or host.versions.read_version
-        # Is told the version of the commit.
+        # Called with the version of the commit.
         self._committed = committed
         self._timeout = timeout
         self._once = once
-        # The id of a commit without a coordinator that got no answer.
+        # The id of a commit without a coordinator that got no answer; empty if there is none.
         self._doubtful = ""
         self._ended = False
         self._thread = get_ident()
@@ -117,31 +117,31 @@ class Transaction(GatheredWrites):
 
     @property
     def id(self) -> str:
-        """The id at its coordinator, or of a commit that got no answer; empty if it has neither."""
+        """The id at the coordinator, or the id of a commit that got no answer; empty if there is neither."""
         return self._doubtful if self._coordinated is None else self._coordinated.id
 
     @property
     def is_done(self) -> bool:
-        """Whether a transaction of its idempotency key was committed before; then it writes nothing."""
+        """Whether a transaction with its idempotency key was committed before; if so, this writes nothing."""
         self._require_open()
         return self._once is not None and self._once.is_done(self)
 
     def run(self, work: Callable[["Transaction"], Result]) -> Result:
-        """The result of work in it, or of the earlier transaction of its idempotency key."""
+        """Run `work` in this transaction, or return the result of an earlier one with the idempotency key."""
         return work(self) if self._once is None else self._once.run(self, lambda: work(self))
 
     # Reads
 
     @property
     def read_version(self) -> Version:
-        """The version of all its reads, asked for with the first."""
+        """The version of all reads, which the first read asks for."""
         self._require_open()
         return self._reads.version
 
     def get(self, namespace: AnyNamespace, key: bytes | str, *, snapshot: bool = False) -> Any:
-        """The value of a key, as the transaction would leave it; None if there is none.
+        """The value of a key, with this transaction's writes applied; None if the key is absent.
 
-        A `snapshot` read makes no conflict: the key may change before the commit.
+        A `snapshot` read causes no conflict if the key changes before the commit.
         """
         self._require_open()
         require_of(self._host, namespace)
@@ -150,7 +150,7 @@ class Transaction(GatheredWrites):
     def get_many(
         self, namespace: AnyNamespace, keys: Iterable[bytes | str], *, snapshot: bool = False
     ) -> list[Any]:
-        """The values of several keys, in their order."""
+        """The values of several keys, in their order; None for an absent key."""
         self._require_open()
         require_of(self._host, namespace)
         return self._reads.get_many(namespace, keys, snapshot=snapshot)
@@ -166,9 +166,9 @@ class Transaction(GatheredWrites):
         reverse: bool = False,
         snapshot: bool = False,
     ) -> Iterator[tuple[Any, Any]]:
-        """The keys in `[start, end)` with their values, in order, as the transaction would leave them.
+        """The keys in `[start, end)` with their values, in order, with this transaction's writes applied.
 
-        The commit conflicts with writes to the part of the range that was read, of absent keys too.
+        The commit conflicts with writes to the part of the range that was read, new keys included.
         """
         self._require_open()
         require_of(self._host, namespace)
@@ -184,7 +184,7 @@ class Transaction(GatheredWrites):
         end: bytes | str | None = None,
         prefix: bytes | str | None = None,
     ) -> None:
-        """Let the commit conflict with writes to a key, or to a range, as if it had been read."""
+        """Make the commit conflict with writes to a key or a range, as if the transaction had read it."""
         self._require_open()
         require_of(self._host, namespace)
         self._reads.depend_on(namespace, _key_or_range(key, start, end, prefix))
@@ -198,18 +198,19 @@ class Transaction(GatheredWrites):
         end: bytes | str | None = None,
         prefix: bytes | str | None = None,
     ) -> None:
-        """Let others conflict that have read a key, or a part of a range, as if this one wrote it."""
+        """Make transactions that read the key, or any key of the range, conflict as if this one wrote it."""
         self._require_open()
         require_of(self._host, namespace)
         self._reads.declare(namespace, _key_or_range(key, start, end, prefix))
 
     def watch(self, namespace: AnyNamespace, key: bytes | str) -> "Future[Version]":
-        """A future that completes when the key changes after the reads, or after this commit if it writes it.
+        """A future that completes when the key changes after the read version.
 
-        Its result is the version of a change.  It completes after the commit, and is cancelled if there is
-        none, or when the site is closed.
+        If the transaction writes the key, only changes after its commit count.  The result is the version of
+        a change.  The future completes only after the commit, and is cancelled if the commit fails or the
+        site is closed.
         """
-        # The read moves the clock of the key's node past the version: each later change lies above it.
+        # The read moves the clock of the key's node past the read version, so every later change is above it.
         self.get(namespace, key, snapshot=True)
         self._watched.append(self._watches.open(namespace, key, self._reads.version))
         return self._watched[-1].future
@@ -224,7 +225,7 @@ class Transaction(GatheredWrites):
         *,
         prefix: bytes | str | None = None,
     ) -> int:
-        """Delete the keys in `[start, end)`; how many.  The range counts as read."""
+        """Delete the keys in `[start, end)`; return their number.  The range counts as read."""
         found = [key for key, _ in self.scan(namespace, start, end, prefix=prefix)]
         for key in found:
             self.delete(namespace, key)
@@ -239,11 +240,12 @@ class Transaction(GatheredWrites):
         shift: int | None = None,
         before: Version = VERSION_MAX,
     ) -> int:
-        """Write a value under `prefix + version + index`: the commit's version, and the number of the append.
+        """Write a value under the key `prefix + commit version + index`; return the index.
 
-        The version has eight bytes and the index, which is returned, four.  With `shift`, the bits of
-        `version >> shift` stand before them in reversed order, in eight bytes: keys of neighbouring intervals
-        of versions lie far apart.  Conflict if the version would not be below `before`.
+        The version has eight bytes.  The index, the number of the append in this transaction, has four.  With
+        `shift`, eight bytes precede the version: the bits of `version >> shift` in reversed order, so that
+        keys of adjacent intervals of versions are far apart.  The commit raises Conflict if its version would
+        not be below `before`.
         """
         self._require_open()
         require_of(self._host, namespace)
@@ -255,18 +257,18 @@ class Transaction(GatheredWrites):
         return index
 
     def _writes(self, above: Version) -> dict[bytes, bytes]:
-        """All that it writes, to be committed above a version, and soon."""
+        """All rows of the commit, with appends encoded for a commit version above `above`."""
         return self._rows | {
             append_key(key[: append_size(key, shift)], shift, above, index): set_after(stored, above)
             for index, (key, stored, shift) in enumerate(self._appends)
         }
 
     def acknowledge(self, *deliveries: Delivery) -> None:
-        """Acknowledge changes of one subscription, if this transaction is committed."""
+        """Acknowledge changes of one subscription if this transaction commits."""
         self._acknowledge(deliveries, through=False)
 
     def acknowledge_through(self, delivery: Delivery) -> None:
-        """Acknowledge a change and all that come before it, if this transaction is committed."""
+        """Acknowledge a change and all earlier ones of its subscription if this transaction commits."""
         self._acknowledge((delivery,), through=True)
 
     def _acknowledge(self, deliveries: tuple[Delivery, ...], *, through: bool) -> None:
@@ -276,13 +278,14 @@ class Transaction(GatheredWrites):
         if deliveries:
             self._coordinate().acknowledge(deliveries, through=through)
 
-    # The end
+    # Commit and abort
 
     def commit(self) -> Version:
-        """Make everything effective; its version, 0 if there is nothing to write.
+        """Commit the transaction; return the commit version, 0 if there is nothing to write.
 
-        Conflict if anything that it has read was written since.  CommitUnknown if no answer comes within the
-        timeout; committing again finds the outcome out, and raises TransactionEnded if it was not committed.
+        Raises Conflict if anything that was read has been written since.  Raises CommitUnknown if no answer
+        arrives within the timeout: calling `commit` again then returns the version, or raises
+        TransactionEnded if the transaction was not committed.
         """
         self._require_own()
         try:
@@ -290,7 +293,7 @@ class Transaction(GatheredWrites):
         except BaseException as error:
             self._unwatch()
             if self._appends and isinstance(error, Conflict):
-                # The next attempt expects a version above it.
+                # The appends of the next attempt are encoded for a commit above the conflict's version.
                 self._committed(version_of(error))
             raise
         self.version = version
@@ -309,7 +312,8 @@ class Transaction(GatheredWrites):
         if self._appends:
             above = self._expected()
             rows = self._writes(above)
-            # Not an atomic batch, whose parts at several nodes would not know its version.
+            # A read set keeps this from being an atomic batch: its parts at several nodes would not know its
+            # version.
             reads = reads or ReadSet(above)
         if self._coordinated is None:
             version = self._commit_uncoordinated(rows, reads)
@@ -338,7 +342,7 @@ class Transaction(GatheredWrites):
             raise
 
     def abort(self, reason: str = "by its owner") -> None:
-        """Leave everything as it was.  A commit that got no answer may have happened."""
+        """Discard all writes and acknowledgements.  A commit that got no answer may have happened."""
         self._ended = True
         self._unwatch()
         if self._coordinated is not None:
@@ -375,10 +379,10 @@ def run_transaction(
     pace: Pace = PACE,
     rivals: Rivals,
 ) -> Result:
-    """Commit work in a transaction; again after a conflict, or after a restart that aborted the commit.
+    """Run work in a transaction and commit it; again after a conflict, or a restart that aborted the commit.
 
-    Also if that was told only when the commit was asked for once more, because the first answer was lost.
-    `begin` gets the number of the attempt.
+    This includes a conflict that is reported only by a repeated commit request, after the first answer was
+    lost.  `begin` is called with the number of the attempt, from 1.
     """
     until = pace.time_seconds() + timeout.total_seconds()
     retries: Retries | None = None
@@ -402,9 +406,10 @@ def run_transaction(
 def transactional(
     work: Callable[Concatenate[Transaction, Arguments], Result],
 ) -> Callable[Concatenate[Any, Arguments], Result]:
-    """A function of a transaction that can also be called with a site: then it runs in a transaction.
+    """Decorates a function of a transaction so that it can also be called with a site.
 
-    Called with a transaction it takes part in that, so such functions can call each other.
+    Called with a site, it runs in a transaction of its own, like `run_transaction`.  Called with a
+    transaction, it takes part in that one, so such functions can call each other.
 
     >>> import floodmark, tempfile
     >>> @floodmark.transactional
@@ -440,7 +445,7 @@ def encode_appended(
     before: Version,
     above: Version = 0,
 ) -> tuple[bytes, bytes, int]:
-    """The qualified key of an append to be committed above a version, its value in the request, its shift."""
+    """The qualified key, the value and the shift of an append for a commit above the version `above`."""
     if shift is not None and not 0 <= shift <= SHIFT_MAX:
         raise InvalidArgument(f"a shift is 0 to {SHIFT_MAX} bits, not {shift!r:.60}")
     policy, qualify, expire = namespace.encoding
@@ -451,7 +456,7 @@ def encode_appended(
 
 
 def version_of(conflict: Conflict) -> Version:
-    """The version that a conflict tells of, or 0."""
+    """The version in the details of a conflict, or 0."""
     version = conflict.details.get("version")
     return version if isinstance(version, int) else 0
 

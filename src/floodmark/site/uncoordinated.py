@@ -1,10 +1,10 @@
-"""The commit of a transaction without a coordinator, and what has become of one that got no answer.
+"""Commits a transaction without a coordinator, and finds the outcome of a commit that got no answer.
 
-A commit that goes over a wire has an id, and the node that commits it stores the id with it.  **Asking
-decides**: a node that is asked for an id which it has not committed refuses it for good, before it answers.
-So a client that misses an answer asks, and either has the version or sends the commit again under another id.
+A commit that is sent over the wire has an id, which the node stores with the commit.  **Asking decides**: a
+node that is asked about an id that it has not committed refuses this id for good, before it answers.  So a
+client without an answer asks, and either gets the version or sends the commit again under another id.
 
-Only commits of clients store their ids.  A commit in this process returns, or ends with the process.
+Commits of an embedded site have no ids: such a commit returns, or ends with the process.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from floodmark.model.transaction import ABORTED, UNKNOWN, TransactionOutcome
 from floodmark.model.version import Version
 from floodmark.site.coordinated import PACE, Pace
 
-# A node settles an atomic batch that its writer has left in one to two seconds.
+# A node settles an atomic batch that its writer has abandoned within one to two seconds.
 OUTCOME_TIMEOUT: Final = timedelta(seconds=10)
 
 
@@ -33,9 +33,10 @@ def commit_uncoordinated(
     timeout: timedelta,
     pace: Pace = PACE,
 ) -> Version | None:
-    """Commit qualified rows if nothing of `reads` has changed; None if that needs a coordinator.
+    """Commit qualified rows and return the version; None if the commit needs a coordinator.
 
-    Raises Conflict, or CommitUnknown if the outcome is not known within the timeout.
+    Raises Conflict if anything in `reads` has changed, and CommitUnknown if the outcome cannot be found
+    within the timeout.
     """
     waiting: _Patience | None = None
     while True:
@@ -57,9 +58,9 @@ def commit_uncoordinated(
 def find_outcome(
     host: Host, transaction: str, *, timeout: timedelta = OUTCOME_TIMEOUT, pace: Pace = PACE
 ) -> TransactionOutcome:
-    """What has become of a transaction; one that is not committed is refused for good.
+    """The outcome of a transaction.  One that is not committed yet is refused for good.
 
-    Raises Retryable if it cannot be found out within the timeout.
+    Raises Retryable if the outcome cannot be found within the timeout.
     """
     waiting = _Patience(timeout, pace)
     while True:
@@ -86,7 +87,7 @@ def finish_commit(host: Host, transaction: str, *, timeout: timedelta, pace: Pac
 
 
 class _Patience:
-    """The time that is left to find an outcome out, with growing pauses."""
+    """A deadline for finding an outcome, with growing pauses between the attempts."""
 
     def __init__(self, timeout: timedelta, pace: Pace) -> None:
         self._pace = pace
@@ -94,13 +95,13 @@ class _Patience:
         self._pauses: Iterator[None] = pace.pauses()
 
     def pause(self, error: Exception) -> None:
-        """Wait before another attempt.  Raises the error if no time is left."""
+        """Wait before the next attempt.  Raises the error after the deadline."""
         if self._pace.time_seconds() >= self._until_seconds:
             raise error
         next(self._pauses)
 
     def ask(self, host: Host, unknown: CommitUnknown) -> TransactionOutcome:
-        """Whether a commit has happened.  Raises `unknown` if that is not known."""
+        """The outcome of a commit.  Raises `unknown` if it is unknown, or not found before the deadline."""
         while True:
             try:
                 outcome = _ask(host, str(unknown.details["transaction"]))
@@ -113,7 +114,10 @@ class _Patience:
 
 
 def _ask(host: Host, transaction: str) -> TransactionOutcome:
-    """The outcome of a transaction, which is refused if it is not committed.  Raises Retryable."""
+    """Ask once for the outcome of a transaction, which is refused if it is not committed.
+
+    Raises Retryable if the nodes have not settled the outcome yet.
+    """
     named = split_commit(transaction)
     if named is None:
         return host.transactions.outcome(transaction)
@@ -126,6 +130,6 @@ def _ask(host: Host, transaction: str) -> TransactionOutcome:
             f"transaction {transaction} is prepared, and its nodes have not told yet how it ends; ask again",
             transaction=transaction,
         )
-    # An outcome is kept for twice that time, so that clocks may differ.
+    # Outcomes are kept for twice this time, to allow for differences between clocks.
     is_old = batch_age_ms(batch, host.version_ms()) > BATCH_AGE_MS_MAX
     return UNKNOWN if is_old else ABORTED

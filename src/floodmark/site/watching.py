@@ -1,13 +1,13 @@
 """Watches: futures that complete when a key changes.
 
-A site object follows the changes of each namespace in which keys are watched with one thread and one stream,
-however many watches there are.  The thread ends after the last of them.
+For each namespace with watched keys, a site object has one thread that follows the changes in one stream,
+however many watches there are.  The thread ends with the last watch.
 
-A watch is registered while its transaction is open.  The version above which a change counts is known at
-the commit: that of the reads, or that of the commit if the transaction writes the key itself.  Until `arm`
-names it, changes are only noted.
+A watch is registered while its transaction is open, but the version above which changes count is known only
+at the commit: it is the read version, or the commit version if the transaction writes the key itself.  Until
+`arm` sets it, changes are only recorded.
 
-A data set that is published changes the keys that are different in it.
+Publishing a data set changes the keys whose values differ in it.
 """
 
 from concurrent.futures import Future
@@ -33,18 +33,18 @@ class Watch:
         self.follower = follower
         self.key = key
         self.future: Future[Version] = Future()
-        # The version above which a change counts, and the version of the last change.
+        # The version above which changes count (set by `arm`), and the version of the last change.
         self.since = VERSION_MAX
         self.seen: Version = 0
 
 
 class _Follower:
-    """The watches of one namespace, and the version up to which its changes were seen."""
+    """The watches of one namespace, and the position of the thread that follows its changes."""
 
     def __init__(self, namespace: int, position: Version) -> None:
         self.namespace = namespace
         self.position = position
-        # Within what comes at a swap.
+        # The position within the difference at a swap of generations; None outside of one.
         self.place: bytes | None = None
         self.watches: dict[bytes, set[Watch]] = {}
 
@@ -61,7 +61,7 @@ class Watches:
         self._closed = False
 
     def open(self, namespace: AnyNamespace, key: bytes | str, since: Version) -> Watch:
-        """Watch a key for changes above a version.  The future completes only after `arm`."""
+        """Watch a key for changes above `since`.  The future completes only after `arm`."""
         qualified = namespace.encoding.qualify(key)
         with self._lock:
             if self._closed:
@@ -77,11 +77,11 @@ class Watches:
             watch = Watch(follower, qualified)
             follower.watches.setdefault(qualified, set()).add(watch)
             self._count += 1
-            # What comes at a swap was seen in part.
+            # Within the difference at a swap, the changes of that version were seen only in part.
             position = follower.position + (follower.place is not None)
         watch.future.add_done_callback(lambda _: self._remove(watch))
         try:
-            # The thread has passed these changes.
+            # The thread has already read these changes, so read them here for this key.
             if since < position:
                 for batch in self._changes(KeyRange(qualified, after(qualified)), follower, since, position):
                     self._take(follower, batch)
@@ -91,7 +91,7 @@ class Watches:
         return watch
 
     def arm(self, watch: Watch, since: Version) -> None:
-        """Let a watch complete with a change above a version, which may have been noted already."""
+        """Complete the watch at the first change above `since`, at once if one has been recorded."""
         with self._lock:
             watch.since = since
             is_due = watch.seen > since
@@ -105,7 +105,7 @@ class Watches:
         for follower in [*self._followers.values()]:
             self._end(follower, None)
 
-    # The thread of a namespace
+    # The thread that follows a namespace
 
     def _follow(self, follower: _Follower) -> None:
         keys, pauses = qualify_range(follower.namespace), self._pace.pauses()
@@ -130,7 +130,7 @@ class Watches:
         *,
         place: bytes | None = None,
     ) -> Any:
-        """The changes of keys, as an iterator of batches that can be closed."""
+        """The changes of a key range, as an iterator of batches that can be closed."""
         namespace = follower.namespace
         request = ChangesRequest(
             keys=keys,
@@ -145,9 +145,9 @@ class Watches:
         return self._host.changes(request)
 
     def _take(self, follower: _Follower, batch: ChangeBatch, *, follows: bool = False) -> None:
-        """Note the changes of a batch, and complete the watches that waited for them.
+        """Record the changes of a batch, and complete the watches that wait for them.
 
-        With `follows` it is the next batch of the thread of the namespace.
+        `follows` marks a batch that the namespace's thread has read.
         """
         due: dict[Watch, None] = {}
         with self._lock:
@@ -163,7 +163,7 @@ class Watches:
             self._complete(watch)
 
     def _is_needed(self, follower: _Follower) -> bool:
-        """Whether a watch of the namespace is open; if not, the next one gets another thread."""
+        """Whether any watch is open; if not, unregister the thread, so that the next watch starts another."""
         with self._lock:
             if not follower.watches and self._followers.get(follower.namespace) is follower:
                 del self._followers[follower.namespace]
@@ -174,7 +174,7 @@ class Watches:
             watch.future.set_result(watch.seen)
 
     def _end(self, follower: _Follower, error: Exception | None) -> None:
-        """End all watches of a namespace: with an error, or cancelled after the site was closed."""
+        """End all watches of a namespace with an error, or cancel them if the site was closed."""
         with self._lock:
             watches = [watch for group in follower.watches.values() for watch in group]
         for watch in watches:
@@ -184,7 +184,7 @@ class Watches:
                 watch.future.set_exception(error)
 
     def _remove(self, watch: Watch) -> bool:
-        """Forget a watch; whether it was open."""
+        """Remove a watch; return whether it was open."""
         watches = watch.follower.watches
         with self._lock:
             group = watches.get(watch.key, set())

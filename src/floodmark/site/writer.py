@@ -1,4 +1,4 @@
-"""Writes many records as a stream.  A thread sends a batch that is not full after a moment."""
+"""Writes many records as a stream of batches.  A thread sends an incomplete batch after a short time."""
 
 from collections import deque
 from collections.abc import Callable
@@ -15,14 +15,14 @@ from floodmark.site.policies import Fields, LastWrite
 
 BATCH_RECORDS: Final = 1_000
 BATCH_BYTES_MAX: Final = 4 * 1024 * 1024
-# A batch is sent after it was left alone for so long, up to twice.
+# Interval of the thread that sends incomplete batches: each is sent after one to two intervals.
 LINGER_SECONDS: Final = 0.5
-# Batches whose acknowledgement was not looked at yet; beyond these, the writer waits.
+# The number of unacknowledged batches above which the writer waits.
 UNSETTLED_MAX: Final = 64
 
 
 class Encoding(NamedTuple):
-    """How writes become rows: the policy, a check of keys, and a time to live as the second of expiry."""
+    """Encodes writes as rows: the merge policy, and functions that qualify a key and compute an expiry."""
 
     policy: LastWrite
     qualify: Callable[[Any], bytes]
@@ -30,11 +30,11 @@ class Encoding(NamedTuple):
 
 
 class Writer:
-    """Writes on their way to a namespace, in its handle's terms.  Made by `writer`; for one thread.
+    """A stream of writes to a namespace.  Made by the `writer` method of its handle; for one thread.
 
-    Each batch is one commit per node, in order; several writes to a key in one batch are one change.  A
-    write is acknowledged when `flush` or the `with` block has ended without an error.  After an error nothing
-    more is sent, and `acknowledged` counts the records that were written, from the first.
+    Batches are sent in order, and each is one commit per node; several writes to a key in one batch become
+    one change.  All writes are acknowledged when `flush` or the `with` block ends without an error.  After an
+    error nothing more is sent, and the first `acknowledged` records are known to be written.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Writer:
         self._sent: deque[tuple[int, Future[Version]]] = deque()
         self._failure: FloodmarkError | None = None
         self._closed = False
-        # Held while the batch is touched: by the thread that writes, or by the one that sends what was left.
+        # Guards the batch against the thread that sends incomplete batches.
         self._lock = Lock()
         self._batches = 0
         self._done = Event()
@@ -68,33 +68,33 @@ class Writer:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is not None:
             with self._lock:
-                # What was gathered and not sent is left out: the block did not get to its end.
+                # The block failed, so gathered writes that were not sent are discarded.
                 self._rows = {}
                 self._failure = self._failure or Closed("the block that wrote ended with an error")
         self.close()
 
     def put(self, key: bytes | str, value: Any, *, ttl: timedelta | float | None = None) -> None:
-        """Write a value soon."""
+        """Add a write of a value to the batch."""
         self._add(self._qualify(key), self._policy.put(key, value, self._expire(ttl)))
 
     def delete(self, key: bytes | str) -> None:
-        """Delete a key soon."""
+        """Add the deletion of a key to the batch."""
         self._add(self._qualify(key), self._policy.delete())
 
     def update(self, key: bytes | str, fields: Fields, *, ttl: timedelta | float | None = None) -> None:
-        """Write some fields of a record soon."""
+        """Add a write of some fields of a record to the batch."""
         self._add(self._qualify(key), self._policy.update(key, fields, self._expire(ttl)))
 
     def delete_field(self, key: bytes | str, *names: str) -> None:
-        """Delete some fields of a record soon."""
+        """Add the deletion of some fields of a record to the batch."""
         self._add(self._qualify(key), self._policy.delete_field(key, names))
 
     def add(self, key: bytes | str, number: int = 1) -> None:
-        """Add to a counter soon."""
+        """Add an addition to a counter to the batch."""
         self._add(self._qualify(key), self._policy.add(key, number))
 
     def flush(self) -> Version:
-        """Return when everything written so far is acknowledged; the highest version of this writer."""
+        """Wait until all writes so far are acknowledged; return the highest version of this writer."""
         with self._lock:
             self._require_usable()
             self._send()
@@ -102,7 +102,7 @@ class Writer:
             return self.version
 
     def close(self) -> None:
-        """`flush`, and let go.  Closing twice is harmless."""
+        """Call `flush`, and close the stream.  Closing twice is harmless."""
         if self._closed:
             return
         try:
@@ -116,13 +116,13 @@ class Writer:
                 self._count_answered()
 
     def send_if_left(self, seen: int) -> int:
-        """Send the batch if it is still the one with the number `seen`; the number of the present one."""
+        """Send the batch if its number is still `seen`; return the number of the current batch."""
         with self._lock:
             if self._rows and self._batches == seen and self._failure is None and not self._closed:
                 try:
                     self._send()
                 except FloodmarkError as error:
-                    # Raised by the next write or flush.
+                    # The next write or flush raises it.
                     self._failure = error
             return self._batches
 
@@ -159,7 +159,7 @@ class Writer:
         self._settle(UNSETTLED_MAX)
 
     def _settle(self, unsettled_max: int) -> None:
-        """Take note of what was answered; wait while more than `unsettled_max` batches were not."""
+        """Process acknowledgements, and wait while more than `unsettled_max` batches are unacknowledged."""
         while self._sent and (len(self._sent) > unsettled_max or self._sent[0][1].done()):
             records, answer = self._sent.popleft()
             try:
@@ -170,7 +170,7 @@ class Writer:
             self.acknowledged += records
 
     def _count_answered(self) -> None:
-        """Take note of what was acknowledged after the writer had given up."""
+        """Count the acknowledgements that arrived after the writer had failed."""
         while self._sent and self._sent[0][1].done() and self._sent[0][1].exception() is None:
             records, answer = self._sent.popleft()
             self.version = max(self.version, answer.result())
@@ -184,7 +184,7 @@ class Writer:
 
 
 def _look_after(writer: "ref[Writer]", done: Event) -> None:
-    """Send what a writer has gathered and does not send, until it is closed or no longer referenced."""
+    """Send incomplete batches of a writer until it is closed or no longer referenced."""
     seen = 0
     while not done.wait(LINGER_SECONDS):
         writing = writer()

@@ -1,7 +1,7 @@
-"""Whether atomic reads saw atomic batches whole: a checker over the histories of keys.
+"""A checker that atomic reads saw atomic batches whole, from the histories of the keys.
 
-The versions of a key, each with the value that a reader finds at it, are its history.  A value that was read
-says at which versions the reader may have been: from `earliest` to `latest`, where a value recurs.
+The history of a key has its versions, each with the value that a reader finds there.  From a value that was
+read follows at which versions the reader may have been: from `earliest` to `latest`, as a value may recur.
 
 A read is *fractured* if it shows a batch at one key and lacks it at another:
 
@@ -9,7 +9,7 @@ A read is *fractured* if it shows a batch at one key and lacks it at another:
 - a merged key (fields, counters) shows every batch at or below `earliest`: it holds what each has added;
 - a key lacks a batch that wrote it if `latest` lies below the batch's version.
 
-Where a value leaves a choice, the checker decides in favour of the read.
+If a value leaves a choice, the checker decides in favour of the read.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ class SeenVersions(NamedTuple):
     merged: bool = False
 
     def shows(self, version: Version) -> bool:
-        """Whether the reader must have seen what a batch wrote at a version."""
+        """Whether the reader must have seen the write of a batch at a version."""
         return self.earliest >= version if self.merged else self.earliest == self.latest == version
 
 
@@ -43,7 +43,7 @@ class Fracture(NamedTuple, Generic[Key]):
 def locate(
     history: Iterable[tuple[Version, bytes | None]], value: bytes | None, *, merged: bool = False
 ) -> SeenVersions | None:
-    """Where a reader was that found a value; None if the key never had it.
+    """The versions at which a reader of the key finds a value; None if the key never had it.
 
     >>> locate([(3, b"a"), (5, b"b"), (9, b"a")], b"a")
     SeenVersions(earliest=3, latest=9, merged=False)
@@ -59,7 +59,7 @@ def locate(
 def find_fracture(
     read: Mapping[Key, SeenVersions], batches: Iterable[Mapping[Key, Version]]
 ) -> Fracture[Key] | None:
-    """The first batch that a read saw in part; a batch has the version that it has at each of its keys.
+    """The first batch that a read saw in part, or None.  A batch maps each of its keys to its version there.
 
     >>> batch = {"message": 7, "unread": 7}
     >>> find_fracture({"message": SeenVersions(7, 7), "unread": SeenVersions(4, 4)}, [batch])

@@ -1,4 +1,4 @@
-"""What every engine must do, as tests.  Derive a class from `EngineContract` and give it an engine.
+"""The contract of engines as tests.  Derive a class from `EngineContract` and give it an engine.
 
     class TestMyEngine(EngineContract):
         @pytest.fixture
@@ -9,8 +9,8 @@
         @pytest.fixture
         def reopen(self, tmp_path, engine): ...
 
-`reopen` closes the engine and opens it again, and belongs to engines that keep what they hold; a class
-without one skips the tests that need it.  Each test starts with an empty engine.
+`reopen` closes the engine and opens it again.  Only durable engines have it; a class without it skips the
+tests that need it.  Each test starts with an empty engine.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -317,7 +317,7 @@ class EngineLifeContract:
 
     @pytest.fixture
     def reopen(self) -> Reopen:
-        """Close the engine and open what it has kept."""
+        """A function that closes the engine and opens it again with its stored rows."""
         pytest.skip("this engine keeps nothing")
 
     # Durability
@@ -467,7 +467,7 @@ STEPS: Final[st.SearchStrategy[Step]] = st.one_of(
 
 
 def take_step(engine: Engine, model: dict[str, dict[bytes, bytes]], step: Step) -> None:
-    """Do one thing to an engine and to the dicts that it must equal."""
+    """Apply one step to an engine and to the model of dicts that it must equal."""
     if len(step) == 3:
         family, start, end = step
         engine.delete_range(family, start, end)
@@ -512,7 +512,7 @@ def pages_of(
     bytes_max: int = MIB,
     reverse: bool = False,
 ) -> Iterator[list[Row]]:
-    """The pages of a range, each beginning behind the last, up to the empty one."""
+    """The pages of a range, each beginning after the previous one, up to the empty page."""
     while page := engine.scan(family, start, end, rows_max=rows_max, bytes_max=bytes_max, reverse=reverse):
         yield page
         start, end = (start, page[-1][0]) if reverse else (after(page[-1][0]), end)
@@ -535,7 +535,7 @@ def keys_of(
 
 
 def run_threads(work: Callable[[int], None]) -> None:
-    """Run `work` with the number of each thread, all at once, and raise what one of them raised."""
+    """Run `work` in concurrent threads, each with its number; raise the error of one that failed."""
     barrier = Barrier(THREADS)
     errors: list[BaseException] = []
 

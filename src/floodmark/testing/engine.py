@@ -1,11 +1,11 @@
-"""An engine that fails when it is told to, and knows what a power cut would leave behind.
+"""An engine with planned faults, which can show what a power cut would leave.
 
-It holds two engines in memory: what readers see, and what is on stable storage.  Between them stand the
-writes that no `sync` has covered yet, in order, each whole.  A power cut keeps a prefix of those: a
-suffix is lost, never the middle and never half a batch.
+It holds two engines in memory: the rows that readers see, and the rows on stable storage.  The difference are
+the writes that no `sync` has covered yet, in order, each whole.  A power cut keeps a prefix of these writes:
+a suffix is lost, never the middle and never half a batch.
 
-A plan makes one operation fail, the Nth that counts.  Running a piece of work once for every N, until
-it gets through without a fault, visits every place at which storage can let it down:
+A plan makes one operation fail, the Nth that it counts.  Running a piece of work once for every N, until it
+succeeds without a fault, tests every place at which storage can fail:
 
 >>> engine = FaultyEngine(("data",))
 >>> engine.arm(FaultPlan(at=2, kind=Fault.TRANSIENT))
@@ -48,8 +48,8 @@ class Operation(StrEnum):
 class Fault(StrEnum):
     """How an operation fails.
 
-    After an unknown outcome the engine refuses to write until `recover`, as RocksDB does, and only then
-    shows which way it went.  A read cannot have an unknown outcome; there, those faults are transient.
+    After an unknown outcome the engine refuses to write until `recover`, as RocksDB does, and only then shows
+    whether the write happened.  A read cannot have an unknown outcome; for reads, these faults are transient.
     """
 
     TRANSIENT = "transient"
@@ -96,7 +96,7 @@ class FaultPlan:
 
 
 class SimulatedCrash(BaseException):
-    """The process ended here.  Not an error: nothing that handles errors may outlive it."""
+    """The end of the simulated process.  Not an `Exception`, so that no error handling survives it."""
 
 
 class _Batch(NamedTuple):
@@ -138,7 +138,7 @@ class FaultyEngine:
     # The plan
 
     def arm(self, plan: FaultPlan | None) -> None:
-        """Follow a plan from here on: the next operation that it counts is the first."""
+        """Set the plan.  The next operation that it counts is number 1."""
         with self._lock:
             self._plan = plan
             self.operations = 0
@@ -146,7 +146,7 @@ class FaultyEngine:
             self._recover_failures = 0 if plan is None else plan.recover_failures
 
     def heal(self) -> None:
-        """End the plan: storage works again.  What needs `recover` still needs it."""
+        """End the plan: storage works again.  An engine that needs `recover` still needs it."""
         with self._lock:
             self._plan = None
             self._recover_failures = 0
@@ -157,9 +157,9 @@ class FaultyEngine:
         return len(self._unsynced)
 
     def crash(self, keep: int | None = None) -> "FaultyEngine":
-        """A fresh engine with what a power cut leaves: all that is synced and `keep` writes more.
+        """A new engine with the rows that a power cut leaves: all synced writes and the next `keep`.
 
-        Without `keep`, all that was written.  This engine is left as it is, even if it is closed.
+        Without `keep`, it has all writes.  This engine is not changed, and may be closed.
         """
         with self._lock:
             image = FaultyEngine(self._families)
@@ -171,9 +171,9 @@ class FaultyEngine:
             return image
 
     def fingerprint(self, keep: int | None = None) -> int:
-        """A number that is the same for crash images that took the same writes in the same order.
+        """A number that is equal for crash images with the same writes in the same order.
 
-        It costs less than the image, so that a test need not look at the same image twice.
+        It is cheaper than the image itself, and allows a test to skip images that it has seen.
         """
         with self._lock:
             return reduce(_add_print, self._unsynced[:keep], self._durable_print)
@@ -184,7 +184,7 @@ class FaultyEngine:
             return {family: _rows(self._visible, family) for family in self._families}
 
     def _fault(self, operation: Operation) -> Fault | None:
-        """Count an operation, and say how it is to fail."""
+        """Count an operation; return how it must fail, or None."""
         plan = self._plan
         if plan is None or operation not in plan.counts:
             return None
@@ -254,10 +254,10 @@ class FaultyEngine:
             return holds
 
     def _write(self, operation: Operation, write: _Write | None) -> None:
-        """Apply a write, if there is one after all, or fail as planned."""
+        """Apply a write, unless it is None, or fail as planned."""
         if (fault := self._fault(operation)) is not None:
             if write is not None and fault in (Fault.UNKNOWN_APPLIED, Fault.CRASH):
-                # On its way to the disk, and out of sight until the engine has recovered.
+                # It may reach the disk, but readers do not see it until the engine has recovered.
                 self._unsynced.append(write)
             self._fail(operation, fault)
         if write is not None:

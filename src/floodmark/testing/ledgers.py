@@ -44,7 +44,7 @@ class EngineStore:
             raise
 
     def _settle(self, rows: Sequence[WriteRow], failure: FloodmarkError) -> None:
-        """Ask the recovered engine what happened."""
+        """Find out from the recovered engine whether a write happened."""
         self._stopped = True
         try:
             self._recover()

@@ -1,9 +1,9 @@
-"""Whether a history of transactions is serializable, in an order that respects real time.
+"""A checker that a history of transactions is serializable, in an order that respects real time.
 
 A history is a list of `Observed` transactions: what each read, what it wrote, when it began and when it was
-known to have ended.  Every written value is unique, so a value that was read names its writer, and nothing is
-deleted.  For each key the store tells the order of the values that it has held.  The graph of dependencies
-then has these edges:
+known to have ended.  Every written value is unique, so a value that was read identifies its writer, and
+nothing is deleted.  For each key the store returns the order of the values that it has held.  The graph of
+dependencies then has these edges:
 
 - ww: the writer of a value, to the writer of the next value of the key;
 - wr: the writer of a value, to each transaction that read it;
@@ -32,9 +32,10 @@ EVER: Final = -inf
 class Observed:
     """A transaction as its client saw it.
 
-    `ended` is None if the client never learned the outcome: then its writes count if the store holds them.
-    Reads have None for a key that was absent.  An aborted transaction may stand here with its reads alone.
-    One that is held to no real time began at `EVER`; it still comes after those whose names are in `after`.
+    `ended` is None if the client never learned the outcome: then its writes count if the store has them.
+    Reads have None for an absent key.  An aborted transaction may be listed with its reads only.  A
+    transaction that is not ordered by real time began at `EVER`; it still follows those whose names are in
+    `after`.
     """
 
     name: str
@@ -82,7 +83,7 @@ class _Graph:
         self._places = {
             key: {value: place for place, value in enumerate(values)} for key, values in orders.items()
         }
-        # Of each transaction, those that come before it, and why.
+        # For each transaction, its predecessors, each with the kind of the edge.
         self._before: dict[str, dict[str, str]] = {each.name: {} for each in history}
         self._writers = self._find_writers()
         for key, values in orders.items():
@@ -98,7 +99,7 @@ class _Graph:
         try:
             names = list(TopologicalSorter(self._before).static_order())
         except CycleError as error:
-            # Each of the cycle stands before the next one, and the last is the first.
+            # Each transaction of the cycle precedes the next one, and the last one is the first.
             raise NotSerializable(f"a cycle: {self._tell(error.args[1])}") from None
         return [self._history[name] for name in names if name in self._history]
 
@@ -137,7 +138,7 @@ class _Graph:
                 self._add(reader.name, self._writers.get((key, values[following])), "rw")
 
     def _add_times(self) -> None:
-        """Order those that ended before others began, by a chain of moments instead of by all pairs."""
+        """Add the edges of real time, by a chain of moments instead of an edge for each pair."""
         moments: list[tuple[float, bool, str]] = []
         for each in self._history.values():
             moments.append((each.began, False, each.name))
@@ -154,7 +155,7 @@ class _Graph:
             last = moment
 
     def _add(self, one: str | None, other: str | None, why: str) -> None:
-        """Let one come before another; a value that no transaction of the history wrote has no writer."""
+        """Add an edge; none if one side is None, for a value that no transaction of the history wrote."""
         if one is not None and other is not None and one != other:
             self._before[other].setdefault(one, why)
 

@@ -1,4 +1,4 @@
-"""What every sink must do, as tests, and a sink in memory for the tests of feeds.
+"""The contract of sinks as tests, and a sink in memory for the tests of feeds.
 
     class TestMySink(SinkContract):
         @pytest.fixture
@@ -24,7 +24,7 @@ from floodmark.model.version import Version, compose
 
 SITE: Final = 7
 SINCE: Final = compose(1_700_000_000_000, 0)
-# Beyond all time that passes in a test: what expires then is alive.
+# Later than any time in a test, so a record that expires then is live.
 EXPIRES_AT: Final = 4_000_000_000
 ALL_KEYS: Final = KeyRange()
 
@@ -32,7 +32,7 @@ HANG_SECONDS: Final = 60.0
 
 
 class Keeps(Enum):
-    """What a sink holds of what it was given."""
+    """Which of the changes written to it a sink keeps."""
 
     NOTHING = auto()
     EVERY_DELIVERY = auto()
@@ -61,14 +61,14 @@ class Subject(Protocol):
         ...
 
     def read(self) -> list[Delivered]:
-        """What all sinks together hold, the changes of each key in the order in which a reader gets them."""
+        """The changes that all sinks together hold, those of each key in the order for readers."""
         ...
 
 
 def change(
     number: int, key: bytes, value: bytes | None = b"value", *, expires_at: int | None = None
 ) -> Change:
-    """The change at the version that lies `number` behind `SINCE`."""
+    """The change at the version `SINCE + number`."""
     return Change(
         namespace="users",
         key=key,
@@ -84,7 +84,7 @@ def change(
 def context(
     since: int = 0, *, range_id: int = 1, keys: KeyRange = ALL_KEYS, feed: str = "copy"
 ) -> SinkContext:
-    """A range of a feed that begins `since` behind `SINCE`."""
+    """The context of a range of a feed that begins at the version `SINCE + since`."""
     return SinkContext(
         site="oslo", feed=feed, namespace="users", range_id=range_id, keys=keys, since=SINCE + since
     )
@@ -107,13 +107,13 @@ class SinkContract:
     """The contract of `floodmark.feed.sinks.Sink`, sentence by sentence."""
 
     def read(self, subject: Subject) -> list[Delivered]:
-        """What the sinks hold, for tests that need it."""
+        """The changes that the sinks hold; skips the test if the sink cannot be read back."""
         if subject.keeps is Keeps.NOTHING:
             pytest.skip("this sink keeps nothing")
         return subject.read()
 
     def read_sorted(self, subject: Subject) -> list[Delivered]:
-        """What the sinks hold, in the order in which it was first written."""
+        """The changes that the sinks hold, in the order in which they were first written."""
         return sorted(self.read(subject), key=lambda each: each.stamp)
 
     def test_what_was_flushed_is_there(self, subject: Subject) -> None:
@@ -161,7 +161,7 @@ class SinkContract:
         else:
             first.write(changes[7:10], since=SINCE + 7, through=SINCE + 10)
         first.close()
-        # The checkpoint had only come to 3, and now the batches end elsewhere.
+        # The checkpoint is only at 3, and now the batches have other ends.
         second = subject.open(context(3))
         write(second, changes, since=3, through=5)
         write(second, changes, since=5, through=12)
@@ -242,7 +242,7 @@ class MemorySinks:
         self.before = before
         self.changes: list[Change] = []
         self.contexts: list[SinkContext] = []
-        # By range: up to where it was told to have everything.
+        # By range, the version up to which it has been flushed.
         self.through: dict[int, Version] = {}
         self._changed = Condition()
 
@@ -259,18 +259,18 @@ class MemorySinks:
         return self.open(context)
 
     def read(self) -> list[Delivered]:
-        """What was flushed."""
+        """The flushed changes."""
         return delivered(self.changes)
 
     def keep(self, range_id: int, changes: Sequence[Change], through: Version) -> None:
-        """Take over what a sink has flushed."""
+        """Add the changes that a sink has flushed."""
         with self._changed:
             self.changes += changes
             self.through[range_id] = through
             self._changed.notify_all()
 
     def wait_until(self, condition: Callable[["MemorySinks"], bool]) -> None:
-        """Return when a condition holds of what is kept; it is looked at after each opening and flush."""
+        """Wait until a condition holds.  It is checked after each opening and each flush."""
         with self._changed:
             assert self._changed.wait_for(lambda: condition(self), HANG_SECONDS), "it never came to that"
 

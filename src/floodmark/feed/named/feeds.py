@@ -6,12 +6,12 @@
       normal, error ───▶ finished   the target was reached             resume, with another target
       normal, error ───▶ failed     its changes were collected         resume, from where there are some
 
-A feed is cut into ranges along the partitions, each with its own checkpoint; the feed's checkpoint is the
-lowest of them.  Cutting anew never moves it: a new range begins at the lowest checkpoint of the old ranges
-that it overlaps.
+A feed is divided into ranges along the partitions, each with its own checkpoint; the feed's checkpoint is the
+lowest of them.  Dividing it again never moves that: a new range begins at the lowest checkpoint of the old
+ranges that it overlaps.
 
-A feed that begins with a snapshot at a version S has the checkpoint S from the start; each range has the key
-up to which its sink has the snapshot, until it has all of it.
+A feed that begins with a snapshot at a version S has the checkpoint S from the start.  Until the snapshot is
+complete, each range stores the key up to which its sink has it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -47,22 +47,22 @@ DESCRIPTION_CHARACTERS_MAX: Final = 1_000
 class FeedState(StrEnum):
     """The state of a feed."""
 
-    # It runs, or would if it had a runner.
+    # It is running, or waiting for a runner.
     NORMAL = "normal"
     # It was paused.
     STOPPED = "stopped"
     # The sink or the site failed, and its runner retries or has given up.
     ERROR = "error"
-    # It cannot go on: changes that it has not delivered were collected.  It holds no safe point.
+    # It cannot continue: undelivered changes were collected.  It holds no safe point.
     FAILED = "failed"
     # It has reached its target.
     FINISHED = "finished"
-    # It is gone.  Only its runner sees this state.
+    # It was removed.  Only its runner sees this state.
     REMOVED = "removed"
 
 
 class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of every kind of sink, which may also stand in its URI.
+    """Options of every kind of sink, which can also be given in its URI.
 
     concurrency      how many ranges write at the same time
     batch_records    after how many changes a batch ends; commits are not divided
@@ -84,8 +84,8 @@ class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
 class FeedSpec(ReaderSpec, frozen=True, kw_only=True):
     """The specification of a feed: deliver the changes of some keys in `(since, until]` to a sink.
 
-    `since` 0 means from the beginning of the namespace.  With `snapshot` the records that live at `since` are
-    delivered first.  Without `until` a feed never ends.
+    `since` 0 means from the beginning of the namespace.  With `snapshot` the records that are live at `since`
+    are delivered first.  Without `until` a feed never ends.
     """
 
     sink: str
@@ -108,7 +108,7 @@ class FeedSpec(ReaderSpec, frozen=True, kw_only=True):
         self.keys()
 
     def require_target(self, since: Version) -> None:
-        """Refuse a target that does not lie behind the start; a snapshot alone may be the target."""
+        """Raise an error unless the target is above the start, or equal to it for a snapshot alone."""
         until = self.until
         if until is not None and (until < since if self.snapshot else until <= since):
             raise InvalidVersion(
@@ -128,11 +128,11 @@ class FeedSpec(ReaderSpec, frozen=True, kw_only=True):
 
     @property
     def is_whole(self) -> bool:
-        """Whether it delivers its whole namespace, and can be checked against heartbeats."""
+        """Whether the feed delivers its whole namespace, so that it can be checked against heartbeats."""
         return self.keys() == KeyRange()
 
     def normalized(self) -> "FeedSpec":
-        """The same with the options in the URI moved to `options`.
+        """The same specification with the options in the URI moved to `options`.
 
         >>> spec = FeedSpec(name="f", namespace="users", sink="blackhole:?concurrency=4").normalized()
         >>> spec.sink, spec.options.concurrency
@@ -152,9 +152,9 @@ class FeedSpec(ReaderSpec, frozen=True, kw_only=True):
 
 
 class FeedUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Changes to a feed's specification; unset fields stay.
+    """Changes to a feed's specification; unset fields are kept.
 
-    The keys of a feed never change, because its checkpoint is about those keys.
+    The keys of a feed never change, because its checkpoint holds for those keys only.
     """
 
     sink: str | UnsetType = UNSET
@@ -174,13 +174,13 @@ class FeedUpdate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RangeProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far one range of a feed is.  Its id is never given to another range of the feed.
+    """The progress of one range of a feed.  Its id is never reused in the feed.
 
     `keys` are qualified.  The sink has every change at or below `checkpoint`; the runner has read every
     change at or below `resolved`.  A runner reports its counts at least since the stored checkpoint; counts
     that no heartbeat has checked are stored with the checkpoint.
 
-    With `snapshot`, a qualified key, the sink has the snapshot at `checkpoint` up to that key only.
+    If `snapshot`, a qualified key, is set, the sink has the snapshot at `checkpoint` only up to that key.
     """
 
     id: int
@@ -189,17 +189,17 @@ class RangeProgress(msgspec.Struct, frozen=True, kw_only=True):
     resolved: Version = 0
     counted: Counted | None = None
     snapshot: bytes | None = None
-    # Damaged changes that a runner left out.  The site keeps them with the feed.
+    # Damaged changes that a runner has skipped.  The site moves them to the feed.
     skipped: tuple[SkippedChange, ...] = ()
 
     @property
     def order(self) -> tuple[Version, int, bytes]:
-        """Orders the states of a range by how far they are."""
+        """The sort key of reports about one range: later ones are greater."""
         return order_places(self.checkpoint, self.snapshot)
 
 
 class FeedError(msgspec.Struct, frozen=True, kw_only=True):
-    """An error and its time.  With `collected` changes are gone, and the feed cannot go on."""
+    """An error and its time.  `collected` means that undelivered changes were collected."""
 
     text: str
     at_ms: int = 0
@@ -207,7 +207,7 @@ class FeedError(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, error: BaseException, *, collected: bool = False) -> "FeedError":
-        """An error as it is stored."""
+        """The stored form of an error, with the present time."""
         text = str(error) or type(error).__name__
         return cls(text=text[:REPORTED_CHARACTERS_MAX], collected=collected)
 
@@ -226,7 +226,7 @@ class Feed(LeasedRow, frozen=True, kw_only=True):
     error: FeedError | None = None
     # None for a feed of some keys, and for one that an early release stored.
     checks: Checks | None = None
-    # The last damaged changes that were left out, and how many there were.
+    # The last damaged changes that were skipped, and the number of all skipped ones.
     skipped: list[SkippedChange] = msgspec.field(default_factory=list)
     skipped_count: int = 0
 
@@ -236,17 +236,17 @@ class Feed(LeasedRow, frozen=True, kw_only=True):
 
     @property
     def checkpoint(self) -> Version:
-        """The sink has every change of the feed at or below it, unless it is still at the snapshot."""
+        """The version up to which the sink has every change, once it has the snapshot."""
         return min(progress.checkpoint for progress in self.ranges)
 
     @property
     def resolved(self) -> Version:
-        """The runner has read every change of the feed at or below it."""
+        """The version up to which the runner has read every change."""
         return min(max(progress.resolved, progress.checkpoint) for progress in self.ranges)
 
     @property
     def is_at_snapshot(self) -> bool:
-        """Whether the sink lacks a part of the snapshot that the feed begins with."""
+        """Whether the snapshot with which the feed begins is not delivered completely."""
         return any(progress.snapshot is not None for progress in self.ranges)
 
     @property
@@ -259,11 +259,11 @@ class Feed(LeasedRow, frozen=True, kw_only=True):
 
 
 class FeedStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """A feed against the site that it reads.
+    """The progress of a feed compared with its site.
 
-    The checkpoint lag is the recovery point: if the site were lost now, the writes of this time would be
-    missing downstream.  The resolved lag is the site's own part of it.  A feed that has reached its target
-    has no lag.  `alarm` is the text of a recent finding.
+    The checkpoint lag is the recovery point: if the site were lost now, the writes of this period would be
+    missing downstream.  The resolved lag is the part of it that the site causes.  A feed that has reached its
+    target has no lag.  `alarm` is the text of a recent finding.
     """
 
     name: str
@@ -295,7 +295,7 @@ def measure(feed: Feed, resolved_version: Version, now_ms: int) -> FeedStatistic
     )
 
 
-# Operations by state
+# The operations that each state allows
 
 
 class FeedOperation(StrEnum):
@@ -311,7 +311,7 @@ class FeedOperation(StrEnum):
 _FINISHED_ADVICE: Final = "give it a target further on, or none, with an update, and resume it"
 _FAILED_ADVICE: Final = "resume it from a version whose changes are still there, or remove it"
 
-# For each operation the states that refuse it, and what to do instead.
+# For each operation, the states that refuse it, each with advice for the error message.
 REFUSALS: Final[Mapping[FeedOperation, Mapping[FeedState, str]]] = {
     FeedOperation.PAUSE: {
         FeedState.STOPPED: "it already is; resume it when it is to go on",
@@ -368,7 +368,7 @@ def state_conflict(feed: Feed, operation: FeedOperation, advice: str) -> FeedSta
 
 
 def cut_ranges(keys: KeyRange, partitions: Iterable[KeyRange], count: int) -> list[KeyRange]:
-    """Cut a range along partitions into at most `count` parts of about as many partitions each.
+    """Divide a range along partitions into at most `count` parts with about equally many partitions.
 
     >>> cut_ranges(KeyRange(b"b", None), [KeyRange(b"", b"c"), KeyRange(b"c", b"f"), KeyRange(b"f", None)], 2)
     [KeyRange(start=b'b', end=b'f'), KeyRange(start=b'f', end=None)]
@@ -379,16 +379,16 @@ def cut_ranges(keys: KeyRange, partitions: Iterable[KeyRange], count: int) -> li
     parts = min(count, len(starts))
     if parts < 2:
         return [keys]
-    # If the partitions cannot be shared evenly, the first parts take one more.
+    # The first parts get one partition more if the division leaves a remainder.
     cuts = [starts[-(-index * len(starts) // parts)] for index in range(1, parts)]
     return [KeyRange(start, end) for start, end in zip([keys.start, *cuts], [*cuts, keys.end], strict=True)]
 
 
 def recut(olds: Sequence[RangeProgress], keys: Sequence[KeyRange], next_id: int) -> list[RangeProgress]:
-    """New ranges in place of old ones.  An unchanged range keeps its id and its progress.
+    """The new ranges of a feed that is divided again.  An unchanged range keeps its id and its progress.
 
-    Any other begins where the least advanced of the old ranges is that it overlaps; if that is in a snapshot,
-    at its key: the sink has the snapshot of all keys up to there.
+    Any other range begins at the progress of the least advanced old range that it overlaps.  If that one is
+    within a snapshot, the new range resumes at the same key, up to which the sink has the snapshot.
     """
     unchanged = {progress.keys: progress for progress in olds}
     news: list[RangeProgress] = []
@@ -412,7 +412,7 @@ def recut(olds: Sequence[RangeProgress], keys: Sequence[KeyRange], next_id: int)
 
 
 def advance(ranges: Sequence[RangeProgress], reports: Iterable[RangeProgress]) -> list[RangeProgress]:
-    """The ranges as a runner reports them.  No range goes back, and unknown ones are ignored."""
+    """The ranges with the reports of a runner applied.  No range goes back; unknown ranges are ignored."""
     reported = {progress.id: progress for progress in reports}
     return [_further(progress, reported.get(progress.id, progress)) for progress in ranges]
 
@@ -424,9 +424,9 @@ def _further(progress: RangeProgress, report: RangeProgress) -> RangeProgress:
 
 
 def check(feed: Feed, reports: Sequence[RangeProgress], now_ms: int) -> Feed:
-    """The feed with its ranges as a runner reports them, and with its checks.
+    """The feed with a runner's reports applied, and with the heartbeats checked that all ranges have passed.
 
-    A heartbeat can be checked when all ranges have passed it; until then it is stored with their counts.
+    The other heartbeats are stored with the counts of the ranges, until they can be checked.
     """
     moved = advance(feed.ranges, reports)
     if not feed.spec.is_whole:
@@ -484,7 +484,7 @@ def _require_bound(bound: object, name: str) -> None:
         raise InvalidRange(f"{name} is bytes of at most {KEY_BYTES_MAX:,}, not {bound!r:.60}")
 
 
-# The check of each field of a specification, an update or options.
+# The check of each field of a specification, an update or sink options, by field name.
 _CHECKS: Final[Mapping[str, Callable[[Any, str], object]]] = {
     "sink": lambda sink, _: parse_sink(sink),
     "since": _require_version,

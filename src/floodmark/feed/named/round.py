@@ -1,13 +1,13 @@
-"""A round of a feed: one plan carried out, these ranges to that sink.
+"""A round of a feed delivers its ranges to its sink under one plan.
 
-When the plan changes, because the feed was cut anew or updated, the round ends and another begins from the
-checkpoints.  A range has one worker with two threads: one reads ahead, the other writes to the sink.  The
-workers of a round run in this process (`ThreadRound`), or in tasks elsewhere that each run such a round for a
-part of the ranges.
+When the plan changes, because the feed was divided again or updated, the round ends and another begins from
+the checkpoints.  Each range has a worker with two threads: one reads ahead, the other writes to the sink.
+The workers of a round run in this process (`ThreadRound`), or in tasks elsewhere that each run such a round
+for a part of the ranges.
 
-The buffer between the two threads is filled while the sink is busy: a slow sink gets large batches, and a
-fast one gets changes at once.  Its bytes are bounded; when it is full the reader waits.  Batches end where
-commits end: only there can "everything up to here" be a checkpoint.  A snapshot may be cut behind every key.
+The buffer between the two threads fills while the sink is busy: a slow sink gets large batches, and a fast
+one gets changes at once.  The bytes of the buffer are bounded; when it is full the reader waits.  Batches end
+where commits end, because only there a checkpoint can be set.  A snapshot can be divided after any key.
 """
 
 from abc import ABC, abstractmethod
@@ -37,8 +37,8 @@ from floodmark.model.ranges import KeyRange
 from floodmark.model.stream import ChangeBatch, ChangesRequest, SwapPlace, order_places
 from floodmark.model.version import Version
 
-# How long a round waits for its readers.  They notice the end with each batch, and an idle stream sends empty
-# ones; a reader that hangs in a call does no harm, because its buffer is closed.
+# How long a round waits for its readers.  They notice its end at each batch, and idle streams send empty
+# ones.  A reader that hangs in a call does no harm, because its buffer is closed.
 READER_SECONDS_MAX: Final = 5.0
 # Without a list of allowed sinks a runner writes nowhere.
 _NO_SINKS: Final = AllowedSinks()
@@ -63,7 +63,7 @@ class RangeBatch(NamedTuple):
 
     @property
     def span(self) -> tuple[Version, Version]:
-        """Where a sink is told that it begins and ends; what comes at a swap has one version."""
+        """The `since` and `through` for the sink; equal within a snapshot or the rows of a swap."""
         if SwapPlace.decode(self.snapshot) is None:
             return self.since, self.through
         return self.through + 1, self.through + 1
@@ -84,24 +84,25 @@ class RangeBuffer:
         prefix: bytes = b"",
         bytes_max: int = FEED_BUFFER_BYTES_MAX,
     ) -> None:
-        # The version through which changes were put in; of a snapshot, the key.
+        # The position of the reader: the version, and within a snapshot the key.
         self.through, self.snapshot = since, snapshot
         self.bytes = 0
-        # The same for changes taken out.
+        # The position of the writer, in the same form.
         self._since, self._taken = since, snapshot
         self._prefix = prefix
         self._bytes_max = bytes_max
         # Whole commits, in their order.
         self._changes: list[Change] = []
         self._changed = Condition()
-        # Whether no more changes come, and whether none are taken any more.
+        # Whether the reader has finished, and whether the buffer was closed.
         self._is_over = self._closed = False
 
     def put(self, changes: Sequence[Change], through: Version, snapshot: bytes | None = None) -> bool:
-        """Wait for room, and add changes; False if the buffer was closed.
+        """Wait for room and add changes; return False if the buffer was closed.
 
-        What comes at a swap is never in the buffer together with other changes.  A server does not send the
-        empty batches before and behind it, so they are put in here: else the swap would seem to be elsewhere.
+        The rows of a swap are never in the buffer together with other changes.  A server does not send the
+        empty batches before and after them, so they are added here: without them the position of the swap
+        would be wrong.
         """
         is_further = through > self.through
         if is_further and _is_at_swap(self.snapshot) and not self._put([], self.through + 1, None):
@@ -127,8 +128,8 @@ class RangeBuffer:
     def take(self, records_max: int, linger_seconds: float = 0) -> RangeBatch | None:
         """Wait for a batch; None at the end.
 
-        A batch ends with the commit in which it reaches `records_max`.  A smaller one waits for more for
-        `linger_seconds` at most.
+        A batch ends with the commit in which it reaches `records_max`.  For a smaller one, this waits for
+        more changes, for at most `linger_seconds`.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._is_over or self.has_more)
@@ -147,7 +148,7 @@ class RangeBuffer:
             return batch
 
     def _next_of_snapshot(self, records_max: int) -> RangeBatch | None:
-        """Rows of a snapshot, or only the key that it has reached; None if all of it was taken."""
+        """The next rows of a snapshot, perhaps none, with the key reached; None if all of it was taken."""
         since = self._since
         if _is_at_swap(self.snapshot):
             rows = len(self._changes)
@@ -160,7 +161,7 @@ class RangeBuffer:
         return None if self.snapshot is None else RangeBatch(since, [], since, self.snapshot)
 
     def _place_of(self, change: Change) -> bytes:
-        """The place behind a row, in the form of the last one."""
+        """The position after a row, in the form of the last position."""
         key = self._prefix + change.key
         swap = SwapPlace.decode(self.snapshot)
         if swap is None:
@@ -182,7 +183,7 @@ class RangeBuffer:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Drop all changes and end all waits."""
+        """Discard all changes and wake all waiting threads."""
         with self._changed:
             self._is_over = self._closed = True
             self._changes.clear()
@@ -191,7 +192,7 @@ class RangeBuffer:
 
     @property
     def has_more(self) -> bool:
-        """Whether there is a batch to take, which may be an empty one."""
+        """Whether a batch, perhaps an empty one, can be taken without waiting."""
         return (self.through, self.snapshot) != (self._since, self._taken)
 
     def _is_full(self) -> bool:
@@ -203,7 +204,7 @@ def _is_at_swap(place: bytes | None) -> bool:
 
 
 def weigh(changes: Sequence[Change]) -> int:
-    """The approximate memory of changes."""
+    """The approximate memory of changes, in bytes."""
     return len(changes) * CHANGE_BYTES + measure_bytes(changes)
 
 
@@ -215,9 +216,9 @@ def measure_bytes(changes: Sequence[Change]) -> int:
 class Surroundings:
     """The environment of a feed's workers.
 
-    `open_changes` must give a batch at least every second or so, an empty one if need be: that is when a
-    reader notices that it is to stop.  `wait` sleeps until the event is set or the seconds are over, and
-    says whether it is set.  `on_corrupt` replaces the feed's own setting.
+    The streams of `open_changes` must yield a batch, perhaps an empty one, at least every second or so, so
+    that a reader notices that it should stop.  `wait` sleeps until the event is set or the seconds have
+    passed, and returns whether it is set.  `on_corrupt` overrides the feed's own setting.
     """
 
     site: str
@@ -233,7 +234,7 @@ class Surroundings:
 
 
 class Counters:
-    """A runner's totals of written changes, over all ranges and rounds."""
+    """A runner's totals of written changes, bytes and batches, over all ranges and rounds."""
 
     def __init__(self) -> None:
         self.changes = self.bytes = self.batches = 0
@@ -248,7 +249,7 @@ class Counters:
 
 
 class Effort(NamedTuple):
-    """Bytes in buffers, failed attempts in a row, and how long pauses may still last."""
+    """Bytes in buffers, successive failed attempts, and the time left for retries."""
 
     buffered_bytes: int
     failures: int
@@ -256,62 +257,62 @@ class Effort(NamedTuple):
 
 
 class Round(ABC):
-    """The ranges of a feed at work.
+    """Delivers the ranges of a feed until it is stopped, ends or fails.
 
-    `nudge` is called when there is news that should not wait for the next report.
+    `nudge` is called when there is progress or an error that should be reported at once.
     """
 
     def __init__(self, site_id: int, feed: Feed, counters: Counters, nudge: Callable[[], None]) -> None:
         self.feed = feed
         self.counters = counters
         self.nudge = nudge
-        # By range.  Heartbeats sum up all keys, so a feed of some cannot be checked.
+        # By range.  Heartbeats sum up all keys, so a feed of only some keys cannot be checked.
         self.countings = {
             part.id: Counting(part.checkpoint, site_id=site_id, namespace=feed.namespace_id)
             for part in (feed.ranges if feed.spec.is_whole else ())
         }
         self.stopping = Event()
-        # The first error that ended the round, and whether it says that changes are gone.
+        # The error that ended the round, and whether it means that undelivered changes were collected.
         self.failure: Exception | None = None
         self.collected = False
         self._lock = Lock()
 
     @abstractmethod
     def start(self) -> None:
-        """Begin to work."""
+        """Start the workers."""
 
     def stop(self) -> None:
-        """Begin nothing new.  A write in progress is not interrupted."""
+        """Tell the workers to stop.  A write in progress is not interrupted."""
         self.stopping.set()
 
     @abstractmethod
     def join(self, seconds: float) -> bool:
-        """Wait for the end of all writes; False if some go on for longer than the seconds."""
+        """Wait until all writes have ended; return False if some are still in progress after `seconds`."""
 
     @abstractmethod
     def progress(self) -> list[RangeProgress]:
-        """How far each range is."""
+        """The progress of each range."""
 
     @abstractmethod
     def report(self) -> list[RangeProgress]:
-        """How far the ranges are, with their counts, for the site to store."""
+        """The progress of the ranges with their counts, for the site to store."""
 
     def acknowledge(self, feed: Feed) -> None:
-        """The site has stored how far the ranges are."""
+        """Called when the site has stored the last report."""
         for part in feed.ranges:
             if part.id in self.countings:
                 self.countings[part.id].acknowledge(part.checkpoint)
 
     @abstractmethod
     def problem(self) -> Exception | None:
-        """The error that some range retries at the moment."""
+        """An error that a range is retrying, or None."""
 
     @abstractmethod
     def effort(self) -> Effort:
-        """The figures of the round for statistics."""
+        """The round's numbers for the runner's statistics."""
 
     def fail(self, error: Exception, *, collected: bool = False) -> None:
-        """End the round by an error; the first one counts."""
+        """End the round with an error, unless another one has ended it already."""
         with self._lock:
             if self.failure is None:
                 self.failure, self.collected = error, collected
@@ -319,7 +320,7 @@ class Round(ABC):
         self.nudge()
 
     def thread(self, task: Callable[[], None], name: str) -> Thread:
-        """A daemon thread that does a task, whose error ends the round."""
+        """A daemon thread that runs a task; an error in it ends the round."""
 
         def guarded() -> None:
             try:
@@ -332,13 +333,12 @@ class Round(ABC):
         return Thread(target=guarded, name=f"feed {self.feed.name} {name}", daemon=True)
 
 
-# Makes a round: of a feed, with counters, `require_lease`, which raises if the runner may not write, and
-# `nudge`.
+# Makes a round from a feed, counters, `require_lease`, which raises if the runner may not write, and `nudge`.
 BeginRound: TypeAlias = Callable[..., Round]
 
 
 class ThreadRound(Round):
-    """A round whose workers are threads of this process.  It ends at `through`, if that is given."""
+    """A round whose workers are threads of this process.  It ends at the version `through`, if given."""
 
     def __init__(
         self,
@@ -386,7 +386,7 @@ class ThreadRound(Round):
         return True
 
     def spend(self, size: int) -> bool:
-        """Wait until so many bytes may be written; False if the round is over."""
+        """Wait until the rate limit admits `size` bytes; return False if the round is over."""
         with self._rate_lock:
             return self._rate.spend(size) and not self.stopping.is_set()
 
@@ -400,7 +400,7 @@ class ThreadRound(Round):
         return next((worker.problem for worker in self._workers if worker.problem is not None), None)
 
     def has_moved(self) -> bool:
-        """Whether every range has delivered something, or retries an error."""
+        """Whether every range has delivered something or is retrying an error."""
         return all(worker.has_moved or worker.problem is not None for worker in self._workers)
 
     def effort(self) -> Effort:
@@ -419,14 +419,14 @@ class _Attempts(Backoff):
 
 
 class RangeWorker:
-    """One range: reads its changes ahead, counts them, writes them to the sink, and knows how far it is."""
+    """The worker of one range: reads ahead, counts the changes, writes them and tracks the progress."""
 
     def __init__(self, owner: ThreadRound, progress: RangeProgress) -> None:
         surroundings, options = owner.surroundings, owner.feed.spec.options
         self.id = progress.id
-        # The checkpoint and the place in a snapshot, which are read together.
+        # The checkpoint and the position in a snapshot, as a pair so that both are read together.
         self._place = progress.checkpoint, progress.snapshot
-        # Held while the range moves on: its counts are those up to the checkpoint.
+        # Held while the checkpoint moves, so that the counts match it.
         self._moving = Lock()
         self.buffer = RangeBuffer(
             progress.checkpoint,
@@ -449,11 +449,11 @@ class RangeWorker:
 
     @property
     def has_moved(self) -> bool:
-        """Whether something was delivered."""
+        """Whether the range has delivered anything."""
         return order_places(*self._place) != self._start
 
     def progress(self) -> RangeProgress:
-        # Read first: the others must not seem to be behind it.
+        # Read first, because it must not be above the positions read after it.
         checkpoint, snapshot = self._place
         return RangeProgress(
             id=self.id,
@@ -465,7 +465,7 @@ class RangeWorker:
         )
 
     def report(self) -> RangeProgress:
-        """How far the range is, with the counts up to there."""
+        """The progress of the range, with the counts up to its checkpoint."""
         if self.counting is None:
             return self.progress()
         with self._moving:
@@ -523,7 +523,7 @@ class RangeWorker:
     def write(self) -> None:
         """Write the changes that were read until there are no more or the round is over."""
         try:
-            # Opened before the first change comes, so that a bad sink is reported at once.
+            # Opened before the first change arrives, so that an unusable sink is reported at once.
             if not self._persist(self._open):
                 return
             options = self._round.feed.spec.options
@@ -546,7 +546,7 @@ class RangeWorker:
         return True
 
     def _persist(self, attempt: Callable[[], object]) -> bool:
-        """Retry until it works; False if the round is over first."""
+        """Repeat `attempt` until it succeeds; return False if the round ends first."""
         while not self._round.stopping.is_set():
             failure = self._try(attempt)
             if failure is None:
@@ -596,7 +596,7 @@ class RangeWorker:
     def _close(self) -> None:
         sink, self._sink = self._sink, None
         if sink is not None:
-            # Flushed changes are safe, and the others will be written again.
+            # Flushed changes are durable, and the others will be written again.
             with suppress(Exception):
                 sink.close()
 
@@ -607,7 +607,7 @@ class RangeWorker:
             self._round.nudge()
 
     def _pause(self, attempts: "_Attempts", error: FloodmarkError) -> None:
-        """Wait before another attempt; raise the error if the budget is spent."""
+        """Wait before the next attempt; raise the error if the retry budget is used up."""
         attempts.problem = error
         pause_ms = attempts.next_ms()
         if pause_ms is None:
@@ -618,7 +618,7 @@ class RangeWorker:
 
 @contextmanager
 def _closed_after(batches: Iterator[ChangeBatch]) -> Iterator[Iterator[ChangeBatch]]:
-    """Close a stream at the end, if it can be closed: it may hold a connection or a safe point."""
+    """Close a stream at the end of the block: it may hold a connection or a safe point."""
     try:
         yield batches
     finally:

@@ -42,10 +42,10 @@ RUNNING: Final = (FeedState.NORMAL, FeedState.ERROR)
 
 @dataclass(frozen=True, kw_only=True)
 class RunnerStatistics:
-    """A runner at work.
+    """The state of a runner.
 
-    `failures` counts failed attempts in a row; `retry_budget_ms` is how long pauses may still last before the
-    runner gives up.
+    `failures` counts successive failed attempts; `retry_budget_ms` is the time left for pauses between
+    retries before the runner gives up.
     """
 
     feed: str
@@ -67,7 +67,7 @@ class RunnerStatistics:
 
 
 class FeedRunner:
-    """Runs a feed until it is asked to stop, or the feed is paused, finished, failed or taken away.
+    """Runs a feed until it is told to stop, it loses the lease, or the feed is paused, finished or removed.
 
     `begin_round` makes the rounds that do the work.  With a `target` the runner stops when everything up to
     that version is delivered.  `time_source` is for lag, and `elapsed_ms` for durations.
@@ -106,20 +106,20 @@ class FeedRunner:
         self._counters = Counters()
         self._samples: deque[tuple[int, int, int]] = deque([(elapsed_ms(), 0, 0)])
         self._round: Round | None = None
-        # The feed as the site last answered; None before the lease was held.
+        # The feed in the site's last answer; None before the lease is acquired.
         self.feed: Feed | None = None
         self._held_until_ms = self._writable_until_ms = 0
 
     def request_stop(self) -> None:
-        """Ask the runner to end soon.  A write in progress is finished first."""
+        """Tell the runner to stop.  It first finishes writes in progress."""
         self._stopping.set()
         self._nudged.set()
 
     def run(self) -> FeedState:
-        """Run, and return the state in which the feed is left.
+        """Run the feed, and return the state in which it is left.
 
-        Raises `LeaseHeld` if another runner has the feed and is not to be waited for, `VersionCollected` if
-        changes are gone, and the last error of the sink or the site if the runner gave up.
+        Raises `LeaseHeld` if another runner has the lease, unless `wait_for_lease`; `VersionCollected` if
+        undelivered changes were collected; and the last error of the sink or the site if the runner gives up.
         """
         while (feed := self._acquire()) is not None:
             try:
@@ -127,7 +127,7 @@ class FeedRunner:
             except FeedNotFound:
                 return FeedState.REMOVED
             except LeaseHeld:
-                # A feed that has ended has no lease, and the answer that said so may have been lost.
+                # A feed that has ended has no lease, and the answer with that state may have been lost.
                 if (state := self._left_state()) not in RUNNING:
                     return state
                 if not self._wait_for_lease:
@@ -140,7 +140,7 @@ class FeedRunner:
     # The lease
 
     def _acquire(self) -> Feed | None:
-        """Take the lease, after a wait if need be; None if the runner is to stop or need not begin."""
+        """Acquire the lease, and wait for it if configured; None if the runner should stop or has no work."""
         waited = False
         while not self._stopping.is_set():
             asked_ms = self._elapsed_ms()
@@ -162,7 +162,7 @@ class FeedRunner:
         return None
 
     def _left_state(self) -> FeedState:
-        """The state of a feed that this runner does not run, as far as it is known."""
+        """The last known state of a feed that this runner does not run."""
         try:
             return self._store.find(self._name).state
         except FeedNotFound:
@@ -171,7 +171,11 @@ class FeedRunner:
             return FeedState.NORMAL if self.feed is None else self.feed.state
 
     def _renewed(self, asked_ms: int, feed: Feed) -> None:
-        """The lease counts from when it was asked for; its last third is for a write in progress."""
+        """Note a renewed lease.
+
+        It counts from the time of the request.  No new write begins in its last third, which is for writes in
+        progress.
+        """
         lease_ms = int(self._lease_seconds * 1000)
         self.feed = feed
         self._held_until_ms = asked_ms + lease_ms
@@ -191,7 +195,7 @@ class FeedRunner:
     # Rounds
 
     def _run(self, feed: Feed) -> FeedState:
-        """Carry out round after round."""
+        """Run rounds until the feed is left; return its state."""
         while not feed.has_reached(self._target):
             work = self._round = self._begin_round(
                 feed, self._counters, require_lease=self._require_writable, nudge=self._nudged.set
@@ -207,7 +211,7 @@ class FeedRunner:
         return feed.state
 
     def _oversee(self, work: Round) -> None:
-        """Report while a round works, until it is over or the plan has changed."""
+        """Report the progress of a round until it ends or the plan changes."""
         while not self._stopping.is_set() and work.failure is None:
             self._nudged.wait(self._report_seconds)
             self._nudged.clear()
@@ -245,7 +249,7 @@ class FeedRunner:
         return self._report(work, _described(work.problem())) or known
 
     def _report(self, work: Round, error: FeedError | None) -> Feed | None:
-        """Report how far the feed is; None if the report did not get through."""
+        """Report the progress of the feed; None if the site did not answer."""
         self._require_before(self._held_until_ms)
         asked_ms = self._elapsed_ms()
         self._sample(asked_ms)

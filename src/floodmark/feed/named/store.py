@@ -1,7 +1,7 @@
 """The store of named feeds: their states, their checkpoints, and the leases of their runners.
 
-One runner at a time has a feed's lease.  It renews the lease with each report, and the answer is the feed as
-it is now; a runner that lost its lease is told so and must stop writing.
+One runner at a time holds a feed's lease.  It renews the lease with each report, and the answer is the
+current feed.  A runner that has lost its lease gets `LeaseHeld` and must stop writing.
 """
 
 import logging
@@ -72,23 +72,24 @@ class FeedStore(Protocol):
 
     @Action(Role.READ, Scope.FEED, repeatable=True)
     def find(self, name: str) -> Feed:
-        """The feed of a name."""
+        """The feed with this name.  Raises FeedNotFound."""
 
     @Action(Role.ADMIN, Scope.FEED, audited=True)
     def pause(self, name: str) -> Feed:
-        """Stop a feed; its runner notices within about a second."""
+        """Pause a feed.  Its runner stops within about a second."""
 
     @Action(Role.ADMIN, Scope.FEED, audited=True)
     def resume(self, name: str, since: Version | None = None, snapshot: bool = False) -> Feed:
-        """Let a feed go on from its checkpoint, from another version, or with a snapshot at that.
+        """Resume a feed from its checkpoint or from `since`; with `snapshot`, from the snapshot at `since`.
 
-        Raises `VersionCollected` if its next changes are gone; `snapshot` is for a feed that failed so.
-        Without it, a `since` above the checkpoint skips changes, and one below it delivers them again.
+        Raises `VersionCollected` if its next changes were collected; `snapshot` is for a feed that failed
+        because of that.  Without `snapshot`, a `since` above the checkpoint skips changes, and one below it
+        delivers changes again.
         """
 
     @Action(Role.ADMIN, Scope.FEED, audited=True)
     def update(self, name: str, update: FeedUpdate) -> Feed:
-        """Change a feed that does not run."""
+        """Change a feed that is not running."""
 
     @Action(Role.ADMIN, Scope.FEED, audited=True)
     def remove(self, name: str) -> None:
@@ -96,7 +97,7 @@ class FeedStore(Protocol):
 
     @Action(Role.ADMIN, Scope.FEED, audited=True)
     def rebalance(self, name: str) -> Feed:
-        """Cut a feed into ranges anew, along the present partitions.  Its checkpoint stays."""
+        """Divide a feed into ranges again, along the current partitions.  Its checkpoint does not change."""
 
     @Action(Role.READ, Scope.FEED, repeatable=True)
     def statistics(self, name: str) -> FeedStatistics:
@@ -104,7 +105,7 @@ class FeedStore(Protocol):
 
     @Action(Role.WRITE, Scope.FEED, audited=True, owned=Owned.LEASE)
     def acquire(self, name: str, holder: str, seconds: float, owner: str = SITE_OWNER) -> Feed:
-        """Take the lease of a feed for an owner; `LeaseHeld` if a runner has it."""
+        """Acquire the lease of a feed for an owner.  Raises `LeaseHeld` if a runner has it."""
 
     @Action(Role.WRITE, Scope.FEED, audited=True, unsaid=("progress",), repeatable=True, owned=Owned.LEASE)
     def report(
@@ -117,8 +118,8 @@ class FeedStore(Protocol):
     ) -> Feed:
         """Renew the lease, and store the runner's progress and its error.
 
-        Returns the feed as it is now: paused, cut anew, or finished by this report.  `LeaseHeld` if the
-        holder and owner do not have the lease any more.
+        Returns the current feed, which may have been paused, divided again, or finished by this report.
+        Raises `LeaseHeld` if the holder and owner no longer have the lease.
         """
 
     @Action(Role.WRITE, Scope.FEED, audited=True, may_be_gone=True, repeatable=True, owned=Owned.LEASE)
@@ -127,7 +128,7 @@ class FeedStore(Protocol):
 
     @Action(Role.READ, shown_by=lambda feed: feed.spec.namespace, repeatable=True)
     def list(self) -> list[Feed]:
-        """All feeds by name."""
+        """All feeds, in order of their names."""
 
 
 class LocalFeedStore:
@@ -235,7 +236,7 @@ class LocalFeedStore:
             feed = self.find(name)
             require_possible(feed, FeedOperation.ACQUIRE)
             self._readers.require_namespace(feed)
-            # A lease of the same name is refused too: two runners that share a name are still two.
+            # A lease with the same holder name is refused, too: it may belong to another runner of that name.
             self._readers.require_free(feed)
             now_ms = self._time_source()
             try:
@@ -286,13 +287,13 @@ class LocalFeedStore:
         return self._readers.list()
 
     def _move_on(self, feed: Feed) -> Feed:
-        """Move the safe point to a checkpoint that is stored."""
+        """Move the safe point to the stored checkpoint."""
         try:
             self._readers.hold(feed, feed.checkpoint)
         except VersionCollected as error:
             return self._fail(feed, error)
         except (Retryable, OutcomeUnknown):
-            # The old safe point holds for hours, and is moved again in a minute.
+            # The old safe point lasts for hours, and the next attempt to move it is in a minute.
             pass
         return feed
 
@@ -329,7 +330,7 @@ class LocalFeedStore:
         return self._restart(feed, since, snapshot=spec.snapshot)
 
     def _restart(self, feed: Feed, since: Version, *, snapshot: bool) -> Feed:
-        """The feed with fresh ranges that begin at a version.  Reports about others are void."""
+        """The feed with new ranges that begin at a version.  Reports about its old ranges are ignored."""
         self._readers.require_reached(feed.name, since)
         start = b"" if snapshot else None
         whole = RangeProgress(id=0, keys=_qualified(feed), checkpoint=since, snapshot=start)
@@ -345,7 +346,7 @@ class LocalFeedStore:
         ranges = recut(feed.ranges, cut, feed.next_range)
         checks = feed.checks
         if checks is not None and ranges != feed.ranges:
-            # The counts of removed ranges are gone, and a new range counts from its beginning.
+            # The counts of removed ranges are lost, and a new range counts from its beginning.
             new = [part.checkpoint for part in ranges if part not in feed.ranges]
             checks = checks.doubt_through(max(new, default=0), Doubt.RECUT)
         next_range = max(feed.next_range, *[part.id + 1 for part in ranges])

@@ -1,15 +1,15 @@
-"""Change capture: one call back a change, over rewinds, repetitions and switches between sites.
+"""Change capture: one callback per change, in spite of rewinds, repetitions and switches between sites.
 
-A client reads the feed of one site, and may go back in it or go on with the feed of another site, which
-holds the same changes at other versions and in another order.  Each change is called back once.
+A client reads the feed of one site, and may go back in it or continue with the feed of another site, which
+has the same changes at other versions and in another order.  The callback is called once for each change.
 
 **Within one feed, versions decide.**  A *reading* is a stretch of one site's feed without gaps: the client
-has every change of that site in `(after, through]`, and what comes again from there is a duplicate.
+has every change of that site in `(after, through]`, and a change from that interval is a duplicate.
 
-**Between feeds, stamps decide.**  Only a site's heartbeats say which changes of other sites it has: stamps of
-other sites arrive out of order, so a high one says nothing about lower ones.  A heartbeat at h that says "all
-changes of origin O up to w are in" lets the client count the stamps in `(after, w]` as had.  The proof, for a
-reading of site S that began after version `after`:
+**Between feeds, stamps decide.**  Only a site's heartbeats tell which changes of other sites it has: stamps
+of other sites arrive out of order, so a high one proves nothing about lower ones.  After a heartbeat at h
+with the entry "all changes of origin O up to w are in", the client counts the stamps in `(after, w]` as had.
+The proof, for a reading of site S that began after version `after`:
 
 1. At S a change's stamp is at or below its commit version.  S's own changes have equal ones, and S moves
    its clock past the stamp of any other before it commits it.
@@ -50,11 +50,11 @@ from floodmark.model.change import Change, ChangeType, Heartbeat
 from floodmark.model.errors import InvalidArgument
 from floodmark.model.version import Version
 
-# Only a client that skips again and again has more; the oldest span is then dropped, and its changes would be
-# called back again.
+# Only a client that skips repeatedly has more spans.  The oldest is then dropped, and the callback would be
+# called again for its changes.
 SPANS_MAX: Final = 16
 
-# A namespace, and the id of the site where its changes were first written.
+# A namespace, and the id of the site at which changes were first written.
 Origin: TypeAlias = tuple[str, int]
 
 
@@ -66,7 +66,7 @@ class Span(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """A change that was called back, by namespace, stamp and key.  An expiry has the stamp of its record."""
+    """Identifies a change that was called back.  An expiry has the stamp of its record."""
 
     namespace: str
     site: int
@@ -76,7 +76,7 @@ class Seen(NamedTuple):
 
 
 class Had(msgspec.Struct, frozen=True):
-    """The stamps of one origin whose changes a client has had."""
+    """The stamps of one origin whose changes the client has had."""
 
     namespace: str
     site: int
@@ -97,7 +97,7 @@ class ReadingState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CaptureState(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a capture knows, to be stored (as JSON, say) and given to the next one.
+    """The whole state of a capture, to store (for example as JSON) and to pass to the next one.
 
     >>> msgspec.json.decode(msgspec.json.encode(CaptureState()), type=CaptureState)
     CaptureState(reading=None, had=(), seen=())
@@ -109,7 +109,7 @@ class CaptureState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChangeCapture:
-    """Calls back for each change once.  For one thread.
+    """Calls a function once for each change.  For one thread.
 
     `names` gives the namespaces of a site by id, as heartbeats name them, each name once.
 
@@ -132,20 +132,20 @@ class ChangeCapture:
         self._callback = callback
         self._names = names
         self._reading = None if state.reading is None else _Reading.load(state.reading)
-        # What earlier readings have had.
+        # The stamps covered by earlier readings.
         self._spans = {(had.namespace, had.site): had.spans for had in state.had}
         self._seen = set(state.seen)
         self._begun = False
-        # A change whose callback failed: nothing goes on before it was called back.
+        # A change whose callback failed: no other item is accepted before its callback succeeds.
         self._owed: Change | None = None
 
     def begin(self, site_id: int, since: Version, *, held: bool = False) -> None:
         """Declare that the next items are those of a site after version `since`, without gaps.
 
-        `since(site_id)` says from where nothing is missed.  If the client has everything of the site at or
-        below `since` from elsewhere, for example from a snapshot, or does not want it, say `held=True`: it
-        is then not called back when it comes from another site.  A `since` at the last version that was
-        accepted says that all changes of that version were.
+        `since(site_id)` returns a version from which nothing is missed.  If the client has all changes of the
+        site at or below `since` from elsewhere, for example from a snapshot, or does not want them, pass
+        `held=True`: they are then not called back when they arrive from another site.  If `since` is the last
+        accepted version, this declares that all changes of that version were accepted.
         """
         if held or not self._continues(site_id, since):
             self._end_reading()
@@ -155,9 +155,9 @@ class ChangeCapture:
         self._begun, self._owed = True, None
 
     def accept(self, site_id: int, item: Item) -> bool:
-        """Take the next item of the site's feed; whether it was called back.
+        """Process the next item of the site's feed; return whether the callback was called.
 
-        If the callback raises, nothing has changed: accept the same item again, or begin again.
+        If the callback raises, the state is unchanged: accept the same item again, or begin again.
         """
         reading = self._reading
         if reading is None or reading.site != site_id or not self._begun:
@@ -182,12 +182,12 @@ class ChangeCapture:
         return False
 
     def since(self, site_id: int, *, removed: Collection[int] = ()) -> Version:
-        """From where to read a site's feed so that nothing is missed.
+        """The version after which to read a site's feed so that nothing is missed.
 
-        For the site that was read last, where its reading stands.  For another one, the lowest version up to
-        which the client has any origin's changes: what the other site committed up to there has lower stamps.
-        Sites that were `removed` from the mesh are left out, for their entries stand still.  Only sites and
-        namespaces that heartbeats have named are counted: read what is new to the client from its beginning.
+        For the site that was read last, this is the position of its reading.  For another site, it is the
+        lowest version up to which the client has the changes of every origin: the other site's commits up to
+        there have lower stamps.  Sites that were `removed` from the mesh are ignored, because their entries
+        no longer move.  Only sites and namespaces in heartbeats count: read new ones from their beginning.
         """
         reading = self._reading
         if reading is not None and reading.site == site_id:
@@ -197,7 +197,7 @@ class ChangeCapture:
         return min(ends, default=0)
 
     def state(self) -> CaptureState:
-        """The state now.  Within a callback, it does not include the change."""
+        """The present state.  Within a callback, it does not include the change of the callback."""
         return CaptureState(
             reading=None if self._reading is None else self._reading.state(),
             had=_list_had(self._spans),
@@ -223,7 +223,7 @@ class ChangeCapture:
             self._owed = change
             self._callback(change)
             self._owed = None
-            # The image before an update goes with the one after it, which is the change.
+            # A before-image belongs to the image after it, which counts as the change.
             if change.type is not ChangeType.UPDATE_PREIMAGE:
                 reading.seen.add(seen)
         reading.reach(change.version)
@@ -240,13 +240,13 @@ class ChangeCapture:
         return reading.after <= since <= (reading.through if self._owed else reading.position)
 
     def _end_reading(self) -> None:
-        """Keep of the reading which stamps it has had."""
+        """Move the stamps covered by the reading to those of earlier readings."""
         if self._reading is not None:
             self._spans = _united(self._spans, self._reading)
             self._seen |= self._reading.seen
 
     def _learn(self, reading: "_Reading", heartbeat: Heartbeat) -> None:
-        """Take over the watermark of a heartbeat, and forget the stamps that it covers."""
+        """Apply the watermark of a heartbeat, and forget the single stamps that it covers."""
         names, watermark = self._names(reading.site), heartbeat.watermark
         sites = {site for entries in watermark.values() for site in entries}
         # A missing entry is 0: of that site nothing may be in yet.
@@ -265,7 +265,7 @@ class ChangeCapture:
 
 @dataclass
 class _Reading:
-    """A stretch of one site's feed, and what its heartbeats said."""
+    """A stretch of one site's feed, with the watermarks of its heartbeats."""
 
     site: int
     after: Version
@@ -295,7 +295,7 @@ class _Reading:
     def has(self, version: Version, seen: Seen) -> bool:
         """Whether a change of this feed was accepted before.
 
-        Of the last version some changes may still be missing, so there each is looked up by itself.
+        Some changes of the last version may still be missing, so these are looked up one by one.
         """
         return self.after < version <= self.through or seen in self.seen
 
@@ -305,12 +305,12 @@ class _Reading:
             self.through, self.position = version - 1, version
 
     def covers(self, seen: Seen) -> bool:
-        """Whether a heartbeat of this reading says that a change was had."""
+        """Whether a heartbeat of this reading proves that the client has had a change."""
         return self.after < seen.version <= self.marks.get((seen.namespace, seen.site), 0)
 
 
 def _united(spans: Mapping[Origin, tuple[Span, ...]], reading: _Reading) -> dict[Origin, tuple[Span, ...]]:
-    """Spans together with those of a reading.  An origin of which nothing was had is named as well."""
+    """The spans united with those of a reading.  Includes origins without any span."""
     united = dict(spans)
     for origin, mark in reading.marks.items():
         had = united.get(origin, ())

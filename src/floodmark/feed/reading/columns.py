@@ -1,8 +1,7 @@
-"""Columns of changes on their way into a batch.
+"""Gathers changes into the columns of batches.
 
-Lines of the change log wait until they are many, and are then taken apart all at once, into arrays.  Where
-something has to be looked up, or is not wanted, and where they stay few, each is taken apart by itself: then
-columns are lists.
+Lines of the change log are queued and decoded together, into arrays.  If there are few lines, or records must
+be looked up or filtered, each line is decoded by itself, and the columns are lists.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -52,7 +51,7 @@ _NEVER: Final = b"\xff\xff"
 _WITH_ORIGIN: Final = frozenset(bytes([flags]) for flags in range(256) if flags & HAS_ORIGIN)
 _NO_FLAGS: Final[frozenset[bytes]] = frozenset()
 _flags: Final = itemgetter(slice(-1, None))
-# From so many changes on, it is quicker to take lines apart all at once.
+# From this number of changes on, decoding lines together is quicker.
 _MANY: Final = 128
 # The number of before-images that are looked up together.
 _LOOK_UPS: Final = 16
@@ -60,9 +59,9 @@ _NAMES: Final = ("versions", "partitions", "keys", "values")
 
 
 class Columns:
-    """Gathers the changes of a key range, and gives them away as batches.
+    """Gathers the changes of a key range, and returns them as batches.
 
-    With `own`, the id of the site, only those that were first written there; with `keys_only`, no values.
+    With `own`, the id of the site, only changes first written there; with `keys_only`, no values.
     """
 
     def __init__(
@@ -78,24 +77,24 @@ class Columns:
     ) -> None:
         self._range = keys
         self._heartbeats_wanted = heartbeats
-        # From which flags on a value in the log is not the whole record, which is looked up then.
+        # Values in the log with flags from this one on are not the whole record, which must be looked up.
         self._incomplete = _NEVER if partial or keys_only else bytes([HAS_STAMPS])
         self._keys_only = keys_only
         # Looked-up records may be large, and are counted at once.
         self._may_wait = partial and not keys_only and before is None
-        # The flags of records that have to be looked into: they came from other sites, if not from this one.
+        # The flags of records whose origin must be checked: they may come from other sites.
         self._doubtful = _NO_FLAGS if own is None else _WITH_ORIGIN
         self._own = own or 0
-        # Only a reader of own changes has to look into records.
+        # With `keys_only`, only a reader of own changes needs the records.
         self._look_up = _pass_over if keys_only and own is None else look_up
         self._before = before
-        # Whether the earlier change of a key is also the record that was stored before.
+        # Whether an earlier gathered change of a key is also the record before the next one.
         self._is_whole = own is None and not partial and not keys_only
         self.clear()
 
     def clear(self) -> None:
         self._bytes = 0
-        # Lines that wait, the number of their changes, and decoded changes: either arrays or lists.
+        # Queued lines, the number of their changes, and the decoded changes, as arrays or as lists.
         self._lines: list[LogLine] = []
         self._waiting = 0
         self._arrays: list[pyarrow.RecordBatch] = []
@@ -118,7 +117,7 @@ class Columns:
         return not self._arrays and not self._keys and not self._heartbeats
 
     def add_line(self, line: LogLine) -> None:
-        """Take the changes of a change-log line that lie in the range, or its heartbeat."""
+        """Add the changes of a change-log line that are in the range, or its heartbeat."""
         row = line[1]
         if not self._may_wait or row[-1:] in self._doubtful or row[:1] != COMMIT_BYTE or names_values(row):
             self._add_alone(line)
@@ -129,7 +128,7 @@ class Columns:
         self._bytes += len(row) + CHANGE_BYTES * count
 
     def _settle(self) -> None:
-        """Take apart the lines that wait."""
+        """Decode the queued lines."""
         if not self._lines:
             return
         lines, count, self._lines, self._waiting = self._lines, self._waiting, [], 0
@@ -142,11 +141,11 @@ class Columns:
                 self._add_alone(line)
 
     def _are_plain(self, flags: NDArray[numpy.uint8]) -> bool:
-        """Whether no record has to be looked into."""
+        """Whether no record's origin must be checked."""
         return not self._doubtful or not (flags & HAS_ORIGIN).any()
 
     def _add_arrays(self, lines: Sequence[LogLine], commits: Commits) -> None:
-        """Take the changes of lines that lie in the range."""
+        """Add the changes of lines that are in the range, as arrays."""
         orders = b"".join([order[:VERSION_BYTES] for order, _, _ in lines])
         versions = numpy.frombuffer(orders, ">u8").astype(numpy.uint64)
         partitions = numpy.array([log.partition or 0 for _, _, log in lines], numpy.uint32)
@@ -170,7 +169,7 @@ class Columns:
             self._bytes += size + CHANGE_BYTES * changes.num_rows
 
     def _prepare_lists(self) -> None:
-        """Move earlier changes to lists, to which more can be added."""
+        """Convert the gathered changes to lists, so that single changes can be added."""
         if self._lines:
             self._settle()
         if self._arrays:
@@ -199,7 +198,7 @@ class Columns:
             return
         decoded = decode_row(version, row)
         if isinstance(decoded, Heartbeat):
-            # Those of other nodes are summed up in the site's.
+            # Heartbeats of single nodes are left out: the site's heartbeats have their sums.
             if self._heartbeats_wanted and not decoded.node:
                 self._heartbeats.append(decoded)
             return
@@ -207,11 +206,11 @@ class Columns:
         self.add_commit(version, log.partition or 0, keys, values)
 
     def wants(self, stored: bytes) -> bool:
-        """Whether a record is among those that were asked for, wherever its key lies."""
+        """Whether a record was requested, by its origin; its key is not checked."""
         return stored[-1:] not in self._doubtful or is_first_written_at(self._own, stored)
 
     def add_change(self, version: Version, partition: int, key: bytes, value: bytes) -> None:
-        """Take a change that is known to lie in the range, and to be wanted."""
+        """Add a change that is known to be in the range, and to be wanted."""
         self._prepare_lists()
         self._versions.append(version)
         self._partitions.append(partition)
@@ -222,7 +221,7 @@ class Columns:
     def add_commit(
         self, version: Version, partition: int, keys: Sequence[bytes], values: Sequence[bytes | None]
     ) -> None:
-        """Take the changes of a commit that lie in the range; a value of None is looked up."""
+        """Add the changes of a commit that are in the range; values of None are looked up."""
         self._prepare_lists()
         start, end = self._range
         if len(keys) == 1 and (value := values[0]) is not None and value[-1:] < self._incomplete:
@@ -252,7 +251,7 @@ class Columns:
     def _complete(
         self, version: Version, keys: Sequence[bytes], values: Sequence[bytes | None]
     ) -> tuple[list[bytes], list[bytes]]:
-        """Look up records that are only named; those of a dropped namespace are left out."""
+        """Replace values of None by looking up the records; leave out those of dropped namespaces."""
 
         def is_named(value: bytes | None) -> bool:
             return value is None or value[-1:] >= self._incomplete
@@ -265,10 +264,10 @@ class Columns:
         return [key for key, _ in complete], [stored for _, stored in complete]
 
     def drain(self, through: Version, way: Way) -> Iterator[ChangeBatch]:
-        """Everything gathered so far, as batches of which the last goes through `through`.
+        """Return everything gathered so far as batches, and clear it.  The last batch goes through `through`.
 
-        The caller has added whole commits.  They are one batch, unless before-images are wanted: how large
-        these are only shows when they are read.
+        The caller must have added whole commits.  They are one batch, unless before-images are wanted, whose
+        size is known only when they are read.
         """
         self._settle()
         versions, partitions, keys, values = self._columns()
@@ -307,7 +306,7 @@ class Columns:
 
     def _find_images(self, gathered: ChangeBatch, before: Before) -> Iterator[bytes | None]:
         """The record before each change.  A few are looked up together, which bounds the memory."""
-        # The records of earlier changes: a key that is changed again need not be looked up.
+        # The records of earlier changes, so that a key that changes again is not looked up.
         stored: dict[bytes, bytes] = {}
         rows = zip(gathered.keys, gathered.versions, gathered.values, strict=True)
         while chunk := [*islice(rows, _LOOK_UPS)]:
@@ -331,9 +330,9 @@ def _size(column: pyarrow.BinaryArray) -> int:
 
 
 def moment_before(version: Version, stored: bytes) -> int:
-    """When a reader just before a change reads, in unix milliseconds.
+    """The time at which a before-image is read, in unix milliseconds.
 
-    If the change is an expiry, that is just before the moment of it, and the reader finds the record alive.
+    It is the time of the change; for an expiry, just before the record expires, so that it is still alive.
     """
     at_ms = physical_ms(version)
     if not stored[-1:] or not stored[-1] & HAS_EXPIRY:
@@ -343,7 +342,7 @@ def moment_before(version: Version, stored: bytes) -> int:
 
 
 def _alive_at(at_ms: int, stored: bytes) -> bytes | None:
-    """A stored record, if a reader at that time finds it alive."""
+    """The stored record if it is alive at that time, otherwise None."""
     if stored[-1:] == PLAIN:
         return stored
     return None if decode_value(stored).is_dead_at(at_ms) else stored

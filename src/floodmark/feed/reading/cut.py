@@ -1,7 +1,7 @@
-"""The end of the next step of a reader that works in steps.
+"""Chooses the end of the next step of a reader that works in steps.
 
-A step may end at any version up to the resolved one: a commit has one version, so none is cut in two.  The
-changes of a step are counted in the change log, without a look at values.
+A step may end at any version up to the resolved one: a commit has one version, so no commit is divided.  The
+changes of a step are counted in the change log, without reading values.
 
 Where the log was trimmed, changes can be read by a scan but not counted.  Such a step ends where the log
 begins.
@@ -23,7 +23,7 @@ from floodmark.model.stream import OnGeneration
 from floodmark.model.version import Version
 from floodmark.partition import Node, version_of
 
-# The keys of a request for heartbeats only.
+# The key range of a request for heartbeats only.
 _NO_KEYS = KeyRange(b"", b"")
 
 
@@ -68,10 +68,10 @@ def cut_changes(
     request: CutRequest,
     swap_after: Callable[[int | None, Version], Swap | None] = no_swap,
 ) -> ChangesCut:
-    """The highest version at which a step may end, but never one before `since`.
+    """The highest version at which a step may end, never below `since`.
 
-    Raises VersionCollected if there is nothing to read from `since` any more.  A step does not pass a version
-    at which a data set was published, unless it is that of a link, whose target gets the data set by itself.
+    Raises VersionCollected if changes after `since` have been collected.  A step does not pass a version at
+    which a data set was published, except a step of a link, whose target gets the data set separately.
     """
     # Nothing is older than the node itself.
     since = max(request.since, node.born_version())
@@ -101,7 +101,7 @@ def cut_changes(
 
 
 def has_own_changes(node: Node, namespace: int, since: Version, until: Version) -> bool:
-    """Whether this site wrote to a namespace in `(since, until]`; True if the log no longer tells."""
+    """Whether this site wrote to a namespace in `(since, until]`; True if the log was trimmed."""
     keys = qualify_range(namespace)
     try:
         return any(_commits(node, keys, max(since, node.born_version()), until, own=True))
@@ -136,7 +136,7 @@ def _count(
 def _commits(
     node: Node, keys: KeyRange, since: Version, end: Version, *, own: bool
 ) -> Iterator[tuple[Version, int, bool]]:
-    """The commits with changes of some keys, how many, and whether they may be of an atomic batch.
+    """The commits with changes of some keys: version, number of changes, and whether they may be of a batch.
 
     A large commit has several lines.
     """
@@ -156,7 +156,7 @@ def _last_heartbeat(node: Node, since: Version, until: Version) -> Version:
         for page in node.read_log(start, until, _NO_KEYS, heartbeats=True):
             last = page[-1]
     except VersionCollected:
-        # Trimmed just now.  A heartbeat that was found before is still good.
+        # The log was trimmed meanwhile.  A heartbeat that was found before is still valid.
         pass
     if last is None:
         return 0

@@ -1,4 +1,4 @@
-"""From batches of stored bytes to the changes that users see.
+"""Decodes batches of stored bytes into the changes that users see.
 
 Records are checked on their way into a partition, so a damaged change comes from a disk, or from a release
 that checked less.  A reader that must go on leaves it out and reports it: its sink lacks the change until the
@@ -36,23 +36,23 @@ _REASON_CHARACTERS_MAX: Final = 200
 
 _log = logging.getLogger("floodmark.feed")
 
-# Called with the error of a damaged change, which is left out unless this raises.
+# Called with the error of a damaged change.  The change is skipped unless this raises.
 OnDamaged: TypeAlias = Callable[[Corruption], object]
 
 
 class OnCorrupt(StrEnum):
     """The reaction of a reader to a damaged change."""
 
-    # The reader stops at it with `Corruption`.
+    # The reader raises `Corruption`.
     FAIL = "fail"
-    # It is left out and listed, with an error in the log.
+    # The change is skipped and listed, and logged as an error.
     REPORT = "report"
-    # It is left out and listed.
+    # The change is skipped and listed.
     SKIP = "skip"
 
 
 class SkippedChange(msgspec.Struct, frozen=True):
-    """A damaged change that was left out."""
+    """A damaged change that was skipped."""
 
     key: bytes
     version: Version
@@ -60,7 +60,7 @@ class SkippedChange(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, error: Corruption) -> "SkippedChange":
-        """The change that an error is about."""
+        """The skipped change of an error."""
         key, version = error.details.get("key"), error.details.get("version")
         return cls(
             key if isinstance(key, bytes) else b"",
@@ -78,7 +78,7 @@ class Damage:
         self._skipped: deque[SkippedChange] = deque(maxlen=SKIPPED_KEPT)
 
     def __call__(self, error: Corruption) -> None:
-        """Note a damaged change, or raise its error."""
+        """Record a damaged change, or raise its error."""
         if self._policy is OnCorrupt.FAIL:
             raise error
         level = logging.ERROR if self._policy is OnCorrupt.REPORT else logging.INFO
@@ -95,7 +95,7 @@ def join_skipped(known: Sequence[SkippedChange], told: Iterable[SkippedChange]) 
 
 
 class Decoder:
-    """Makes changes of batches.
+    """Decodes batches into changes.
 
     A put that has expired when it is read becomes a delete, as does the expiry itself: a reader that copies
     them must not bring the record back to life.  Such a delete has an `expires_at`.  Changes of a namespace
@@ -113,8 +113,8 @@ class Decoder:
     def decode(self, batch: ChangeBatch, on_damaged: OnDamaged | None = None) -> list[Change]:
         """The changes of a batch, in its order.
 
-        One that is damaged is left out if `on_damaged`, which is called with the error, does not raise;
-        without it, `Corruption` is raised.
+        A damaged change is passed to `on_damaged` as an error, and skipped unless that raises.  Without
+        `on_damaged`, `Corruption` is raised.
         """
         if not batch.keys:
             return []
@@ -154,7 +154,7 @@ class Decoder:
         )
 
     def _decode_marker(self, batch: ChangeBatch) -> list[Change]:
-        """The row that says that a data set was published."""
+        """The marker of a swap, as a change of type `generation`."""
         [key], [version] = batch.keys, batch.versions
         name, stamp = self._name(key), Stamp(version, self._site_id)
         if name is None:
@@ -165,7 +165,7 @@ class Decoder:
     def items(
         self, batch: ChangeBatch, *, resolved_markers: bool, on_damaged: OnDamaged | None = None
     ) -> Iterator[Item]:
-        """Changes, heartbeats at their places, and a marker at the end if it is asked for."""
+        """The changes and heartbeats in version order and, if asked for, a `Resolved` marker at the end."""
         changes = self.decode(batch, on_damaged)
         if batch.heartbeats:
             merged: list[Change | Heartbeat] = [*changes, *batch.heartbeats]
@@ -195,7 +195,7 @@ class Decoder:
             if batch.befores is None:
                 images: _Images = ((ChangeType.DELETE if is_dead else ChangeType.UPSERT, record),)
             elif is_dead:
-                # Of a record that was not there, or is damaged, there is no image.
+                # An absent or damaged record has no image.
                 images = ((ChangeType.DELETE, earlier or _DEAD),)
             elif earlier is None or earlier.deleted:
                 images = ((ChangeType.INSERT, record),)
@@ -224,7 +224,7 @@ class Decoder:
 
 
 def judged_ms(version: Version, now_ms: int) -> int:
-    """When the expiry of a change is judged: now, or at its version if the reader's clock is a little behind.
+    """The time at which to judge the expiry of a change: now, or its version's time if slightly later.
 
     >>> judged_ms(5_000 << 18, 4_800), judged_ms(5_000 << 18, 6_000)
     (5000, 6000)
@@ -233,9 +233,9 @@ def judged_ms(version: Version, now_ms: int) -> int:
 
 
 def snapshot_ms(version: Version, now_ms: int) -> int:
-    """When the expiry of what a snapshot holds is judged: at its version, unless that is far ahead.
+    """The time at which to judge expiry in a snapshot: that of its version, unless this is far ahead.
 
-    It is ahead where the site's clock was set back, and a site judges by the clock then.
+    It is ahead if the site's clock was set back, and then the site judges by the clock.
 
     >>> snapshot_ms(5_000 << 18, 4_800), snapshot_ms(5_000 << 18, 6_000), snapshot_ms(5_000 << 18, 1_000)
     (5000, 5000, 1500)
@@ -250,7 +250,7 @@ def _version(item: Change | Heartbeat) -> Version:
 def _decode(
     user_key: bytes, version: Version, stored: bytes, at_ms: int, on_damaged: OnDamaged | None
 ) -> Record | None:
-    """A stored record, without those of its fields that have expired at a time; None if it is damaged."""
+    """The decoded record without the fields that have expired at a time; None if it is damaged."""
     if stored[-1:] == PLAIN:
         return Record(stored[:-1])
     try:

@@ -1,6 +1,6 @@
-"""Streams of changes from a node: up to the present, and from there on as they come.
+"""Streams of changes from a node: up to the present, and then live.
 
-There are three ways to catch up, and a stream takes the cheapest that still reaches back far enough:
+There are three ways to catch up, and a stream takes the cheapest one that reaches back far enough:
 
 - the *tail*: the last commits, in memory.  Nothing is read and nothing is decoded;
 - the *log*: one sequential scan, O(changes);
@@ -56,9 +56,9 @@ from floodmark.model.version import Version, physical_ms
 from floodmark.partition import Follower, LogLine, Node, version_of
 from floodmark.routing import Router
 
-# How long a follower waits before it looks around by itself, as for a site that was closed.
+# The poll interval of a follower that is not woken, for example to notice that the site was closed.
 FOLLOW_SECONDS: Final = 0.2
-# A follower gathers the commits of this time, so that it need not be woken for each.
+# A woken follower gathers the commits of this time, so that it is not woken for each.
 GATHER_SECONDS: Final = 0.01
 SCAN_RATE_BYTES_MAX: Final = 64 * 1024 * 1024
 
@@ -87,7 +87,7 @@ class ChangeStatistics:
 
 
 class ChangeReader:
-    """Opens streams of changes, and knows which are open."""
+    """Opens streams of changes, and keeps statistics of the open ones."""
 
     def __init__(
         self,
@@ -103,9 +103,9 @@ class ChangeReader:
         self._node = node
         self._safe_points = safe_points
         self._is_live = is_live
-        # The first version above a position at which a namespace, or any, gets another generation.
+        # Returns the first swap above a position of a namespace, or of any.
         self.swap_after: Callable[[int | None, Version], Swap | None] = no_swap
-        # Over the whole site, of which the node may serve a part.
+        # Reaches the whole site, of which the node may serve only a part.
         self._router = router or Router(node)
         self._sort_bytes_max = sort_bytes_max
         self._scan_rate_bytes_max = scan_rate_bytes_max
@@ -114,13 +114,13 @@ class ChangeReader:
         self._tokens = count()
         # Deliveries of streams that have ended.
         self._delivered = dict.fromkeys(Way, 0)
-        # A stream may be collected, and so end, in a thread that is here already.
+        # Reentrant: Python may collect, and so end, a stream in a thread that holds the lock.
         self._lock = RLock()
 
     def read(self, request: ChangesRequest) -> Iterator[ChangeBatch]:
-        """The requested changes; their safe point is held from the call on.
+        """The requested changes.  Their safe point is held from this call on.
 
-        A stream that follows gives an empty batch now and then, so that its reader can stop.
+        A following stream yields empty batches while there are no changes, so that its reader can stop.
         """
         batches = self._batches(request)
         next(batches)
@@ -156,7 +156,7 @@ class ChangeReader:
                         self._delivered[way] += changes
 
     def _check_snapshot(self, request: ChangesRequest) -> None:
-        """Refuse a snapshot, or what comes at a swap, that cannot be read."""
+        """Raise an error for a snapshot, or for the rows of a swap, that cannot be read."""
         if request.on_generation is not OnGeneration.FAIL and (request.own or request.partial):
             raise InvalidArgument("a data set has whole records, of no site; ask for neither own nor partial")
         if request.snapshot is None or SwapPlace.decode(request.snapshot) is not None:
@@ -171,7 +171,7 @@ class ChangeReader:
             )
 
     def _snapshot(self, request: ChangesRequest) -> Iterator[ChangeBatch]:
-        """The records that live at the version `since` of a request, behind its key.
+        """The records that are live at the version `since` of a request, after its key.
 
         A page without a live record is an empty batch, so that a reader can stop.  The last batch is empty,
         and ends the snapshot.
@@ -209,7 +209,7 @@ class ChangeReader:
         return swap
 
     def cross(self, request: ChangesRequest, swap: Swap, place: SwapPlace | None) -> Iterator[ChangeBatch]:
-        """What comes at a swap, behind a place, if one was reached; the last batch is empty, and ends it."""
+        """The rows of a swap, after a place if one was reached.  The last batch is empty, and ends them."""
         if not self._is_live(swap.namespace):
             yield ChangeBatch(through=swap.version, way=Way.SNAPSHOT)
             return
@@ -221,7 +221,7 @@ class ChangeReader:
         try:
             return self._node.look_up_value(key, version)
         except Corruption:
-            # The data of a dropped namespace goes before its changes do.
+            # The data of a dropped namespace is removed before its changes are.
             if self._is_live(int.from_bytes(key[:NAMESPACE_BYTES], "big")):
                 raise
             return None
@@ -255,7 +255,7 @@ class ChangeReader:
 
 
 class _ChangeStream:
-    """One stream: where it is, and which way it takes from there."""
+    """One stream: its position, and the way in which it reads on."""
 
     def __init__(self, reader: ChangeReader, node: Node, request: ChangesRequest) -> None:
         self.delivered = dict.fromkeys(Way, 0)
@@ -288,7 +288,7 @@ class _ChangeStream:
         )
 
     def deliver(self, batches: Iterable[ChangeBatch]) -> Iterator[ChangeBatch]:
-        """Hand batches on, and count them."""
+        """Yield the batches, count their changes, and move the position."""
         for batch in batches:
             self._way = batch.way
             self.delivered[batch.way] += len(batch.keys)
@@ -296,7 +296,7 @@ class _ChangeStream:
             self._position = max(self._position, batch.through)
 
     def run(self, advance: Callable[[Version], None]) -> Iterator[ChangeBatch]:
-        """Batches until the end that was asked for, or for ever."""
+        """The batches up to the requested end, or without end."""
         request, committer = self._request, self._node.committer
         committer.sync()
         with self._following() as follower:
@@ -304,7 +304,7 @@ class _ChangeStream:
                 self._node.require_open()
                 if follower is not None:
                     follower.expect()
-                # A stream that follows waits for its end.
+                # A following stream waits until its end is resolved.
                 wanted = 0 if request.follow else request.until or 0
                 resolved = self._node.resolved_version(wanted)
                 end = resolved if request.until is None else min(request.until, resolved)
@@ -322,7 +322,7 @@ class _ChangeStream:
                 elif follower is not None:
                     yield ChangeBatch(through=self._position, way=self._way)
                 if target < end:
-                    # The next round tells of the swap.
+                    # The next round delivers the swap.
                     continue
                 if follower is None:
                     return
@@ -331,12 +331,12 @@ class _ChangeStream:
                     swap = self._reader.swap_after(request.namespace, self._position)
                     is_swapped = swap is not None and swap.version <= passed
                     if request.until is None and not request.heartbeats and not is_swapped:
-                        # Nothing of these keys lies before, so the tail need not be read up to there.
+                        # There is no change of these keys up to `passed`, so the tail need not be read.
                         self._position = max(self._position, passed)
 
     @contextmanager
     def _following(self) -> Iterator[Follower | None]:
-        """Keep the tail, and be woken, while the block lasts; None for a stream that ends."""
+        """Keep the tail and register for wake-ups during the block; None for a stream that ends."""
         request, committer = self._request, self._node.committer
         if not request.follow:
             yield None
@@ -365,12 +365,15 @@ class _ChangeStream:
                 yield batch
                 since = batch.through
         except VersionCollected:
-            # The log was trimmed.  The versions are still there: this stream's safe point keeps them.
+            # The log was trimmed.  The versions are still stored, because of this stream's safe point.
             self._columns.clear()
             yield from self._reader.scan(self._request.keys, since, target, self._columns)
 
     def _from_tail(self, since: Version, target: Version) -> list[ChangeBatch] | None:
-        """The next batch, if the tail has it.  Not more: batches kept here escape the tail's limit."""
+        """The next batch, or None if the tail does not reach back far enough.
+
+        Only one, because batches held here do not count towards the tail's memory limit.
+        """
         entries = self._node.committer.tail.between(since, target)
         if entries is None:
             return None
@@ -385,7 +388,7 @@ class _ChangeStream:
 
 
 def gather_lines(pages: Iterable[list[LogLine]], target: Version, columns: Columns) -> Iterator[ChangeBatch]:
-    """The changes of change-log lines up to `target`, through which the last batch goes."""
+    """The changes of change-log lines, in batches, the last of which goes through `target`."""
     # The last commit of a page may continue in the next one, and is kept back.
     kept: list[LogLine] = []
     for page in pages:

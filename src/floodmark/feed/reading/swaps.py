@@ -1,14 +1,14 @@
-"""Where a stream of changes meets a data set that was published in the place of what it has read.
+"""How a stream of changes crosses a swap, at which a published data set replaces the records read before.
 
-The records that a swap brings are no changes, so a stream that read on would miss them without a word.  It is
-complete up to the version before the swap, X.  There it fails, or it goes on as its reader chose:
+The records of the new generation are no changes, so a stream that simply continued would silently miss them.
+It is complete up to the version before the swap, X.  There it fails, or it continues as its reader chose:
 
-    place        (X - 1, "")     (X - 1, way)  (X - 1, way, key)  …  X
-    delivered    all before X    the marker    up to the key         all that comes at X
+place        (X - 1, "")     (X - 1, way)  (X - 1, way, key)  …  X
+delivered    all before X    the marker    up to the key         all rows of the swap
 
-The marker is a row whose key is the id of the namespace alone.  What follows has version X and stands in
-order of keys: all records of the new generation, or the difference between the generations.  That is one pass
-over two scans, as of X - 1 and as of X, and a safe point at the place keeps both.
+The marker is a row whose key is the id of the namespace alone.  The rows after it have version X and are in
+key order: all records of the new generation, or the difference between the generations.  The difference is
+one pass over two scans, as of X - 1 and as of X, and a safe point at the place protects both.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,10 +26,10 @@ from floodmark.model.ranges import after as behind
 from floodmark.model.stream import ChangeBatch, ChangesRequest, OnGeneration, SwapPlace, Way
 from floodmark.model.version import Version, moment_of
 
-# After so many records without a difference a reader learns how far the pass is.
+# After this number of records, a batch is yielded even if it is not full, so that the reader gets the place.
 _PASSED_MAX: Final = 10_000
 
-# A user key, its version, its partition and what is stored.
+# A user key, its version, its partition and the stored record.
 _Row: TypeAlias = tuple[bytes, Version, int, bytes]
 _NONE: Final[_Row] = (b"", 0, 0, b"")
 
@@ -43,10 +43,10 @@ class ScanRecords(Protocol):
 
 
 class Swap(NamedTuple):
-    """The version from which readers find another generation of a namespace, named by its id.
+    """The version from which readers see another generation of a namespace, given by its id.
 
-    What the data set has changed is stamped with the version `stamped` of the site `origin`, 0 for this one:
-    behind the base of this data set and those of earlier ones.
+    The changes of the difference have the stamp (`stamped`, `origin`), with `origin` 0 for this site.
+    `stamped` is just above the base of this data set and of earlier ones.
     """
 
     version: Version
@@ -56,12 +56,12 @@ class Swap(NamedTuple):
 
 
 def no_swap(_namespace: int | None, _position: Version) -> Swap | None:
-    """The first swap above a position at a site at which no data set was published."""
+    """`swap_after` for a site without published data sets: there is no swap."""
     return None
 
 
 def end_before_swap(swap: Swap | None, position: Version, end: Version) -> Version:
-    """How far a stream at a position may go towards an end; GenerationSwapped if not at all."""
+    """The version up to which a stream can read before a swap.  Raises GenerationSwapped if it is there."""
     if swap is None or swap.version > end:
         return end
     if swap.version - 1 <= position:
@@ -77,7 +77,7 @@ def end_before_swap(swap: Swap | None, position: Version, end: Version) -> Versi
 
 
 class _Gathered:
-    """Rows that come at a swap, on their way into a batch."""
+    """Gathers the rows of a swap for a batch."""
 
     def __init__(self, request: ChangesRequest, swap: Swap) -> None:
         self.size = 0
@@ -90,7 +90,7 @@ class _Gathered:
         self.size += len(key) + len(stored) + len(before or b"") + CHANGE_BYTES
 
     def take(self, place: SwapPlace) -> ChangeBatch:
-        """The rows so far, as a batch that ends at a place."""
+        """Return the gathered rows as a batch that ends at a place."""
         rows, self._rows, self.size = self._rows, [], 0
         versions, partitions, keys, values, befores = zip(*rows, strict=True) if rows else ((),) * 5
         return ChangeBatch(
@@ -106,7 +106,7 @@ class _Gathered:
 
 
 def mark(request: ChangesRequest, swap: Swap) -> ChangeBatch:
-    """The marker of a swap."""
+    """A batch with the marker of a swap."""
     gathered = _Gathered(request, swap)
     gathered.add((b"", swap.version, 0, b""), encode_namespace(swap.namespace), PLAIN, None)
     return gathered.take(SwapPlace(request.on_generation))
@@ -131,12 +131,12 @@ def difference(
     new: Iterable[pyarrow.RecordBatch],
     site_id: int,
 ) -> Iterator[ChangeBatch]:
-    """Puts and deletes that make the records before a swap into those after it, in order of keys.
+    """The puts and deletes that turn the records before a swap into those after it, in key order.
 
-    `old` holds dead records, too.  One that has expired is deleted: its expiry may not have been told.
+    `old` includes dead records.  An expired one is deleted, because its expiry may not have been delivered.
 
-    Their stamp is right behind the base of the data set: above all that it replaces, and below what other
-    sites have written since, which may come later.
+    The stamp of these changes is just above the base of the data set: above all stamps that it replaces, and
+    below those of later writes of other sites, which may arrive later.
     """
     prefix, gathered, passed = encode_namespace(swap.namespace), _Gathered(request, swap), 0
     stamp = Stamp(swap.stamped, swap.origin or site_id)
@@ -158,7 +158,7 @@ def difference(
 def cross(
     request: ChangesRequest, swap: Swap, place: SwapPlace | None, scan: ScanRecords, site_id: int
 ) -> Iterator[ChangeBatch]:
-    """What comes at a swap, behind a place, if one was reached; the last batch is empty, and ends it."""
+    """The rows of a swap, after a place if one was reached.  The last batch is empty, and ends them."""
     if place is None:
         yield mark(request, swap)
         place = SwapPlace(request.on_generation)
@@ -174,7 +174,7 @@ def cross(
 
 
 def _aligned(old: Iterator[_Row], new: Iterator[_Row]) -> Iterator[tuple[bytes, _Row | None, _Row | None]]:
-    """Two scans in order of keys, side by side."""
+    """The keys of two scans in key order, each with its row in either scan, or None."""
     before, after = next(old, None), next(new, None)
     while before is not None or after is not None:
         if after is None or (before is not None and before[0] < after[0]):
@@ -195,7 +195,7 @@ def _rows(pages: Iterable[pyarrow.RecordBatch]) -> Iterator[_Row]:
 
 
 def _unstamped(stored: bytes) -> bytes:
-    """A record without what tells where and how it was written."""
+    """A record without its origin and batch flag."""
     if stored[-1:] == PLAIN:
         return stored
     return _stamped(stored, None)

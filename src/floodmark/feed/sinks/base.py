@@ -1,41 +1,41 @@
-"""The port to the target of a feed, and how a sink is found.
+"""The port to the target of a feed, and the lookup of sinks by URI.
 
 A sink is opened for one range of a feed, at the range's checkpoint, and gets the range's changes from there
 on: batch after batch, in commit order, from one thread at a time.  A batch is never divided between two
 calls.  When `flush` returns, everything that was written is durable, and only then does the checkpoint move.
 
-A feed that begins with a snapshot at a version S first writes the records that live at S, in order of keys,
-as changes with `snapshot` set and the version S.  All rows of a batch belong to the snapshot or none does; a
-batch of the snapshot has `since` and `through` S.  A range that is opened in the middle of the snapshot has
-`snapshot` in its context: the keys above that one are delivered again.
+A feed that begins with a snapshot at a version S first writes the records that are live at S, in key order,
+as changes with `snapshot` set and the version S.  Either all rows of a batch belong to the snapshot or none
+does; a batch of the snapshot has `since` and `through` S.  A range that is opened in the middle of the
+snapshot has `snapshot` in its context: the keys above that one are delivered again.
 
-What comes at a swap, if the feed goes on there, has one version and stands in order of keys, too, and is
-delivered as a snapshot is, its rows with or without `snapshot` set.  First of all each range gets a change of
-type `generation`, which has no key.
+The rows of a swap, if the feed continues there, have one version, are in key order, and are delivered like a
+snapshot, with or without `snapshot` set.  Before them, each range gets a change of type `generation`, which
+has no key.
 
 After a crash, an error or a move, the range is opened again at its last checkpoint and **the changes above it
-are delivered again**.  A sink must make that harmless: by key and stamp, as another site does; by leaving out
-the rows that it holds, as files do; or by saying so, as stdout does.  A repeated batch may end at another
-version than the first time, so batches cannot be matched.
+are delivered again**.  A sink must make that harmless: by comparing key and stamp, as another site does; by
+leaving out rows that it holds, as files do; or by documenting it, as stdout does.  A repeated batch may end
+at another version than the first time, so batches cannot be matched.
 
 Sinks are found by the scheme of their URI among the entry points of the group `floodmark.sinks`.  An entry
 point is a function `open_sink(address, context) -> Sink`; its module is imported at the first use.
 
 A URI, `scheme:place?name=value&…`, is stored with its feed and shown to every reader of the feed, so it never
-holds a secret: a password or a token stands in a file, and the URI names the file.  Errors do not repeat a
-refused URI either.
+contains a secret: a password or a token is in a file that the URI names.  Errors do not repeat a refused URI
+either.
 
-A caller that may change a feed chooses its sink, and the runner opens it with its own rights: its files, its
-network, its tokens.  So a runner has its own list.  An entry is the beginning of a sink's URI, and covers
-that place and everything below it:
+A caller that may change a feed chooses its sink, but the runner opens it with its own rights: its files, its
+network, its tokens.  So each runner has a list of allowed sinks.  An entry is the prefix of a sink's URI, and
+covers that place and everything below it:
 
     parquet:/srv/exports                                     this directory, and directories below it
     kafka://broker:9092?password_file=secret/broker          every topic of this broker
     kafka:                                                   everything of this kind
 
-The parameters of an entry are added to the address of a sink that it covers.  Only they may name files with
-credentials: a feed's URI that names a file is refused, unless the entry names the same one.  `stdout:` and
-`blackhole:` need no entry.
+The parameters of an entry are added to the address of a sink that it covers.  Only entries may name files
+with credentials: a feed's URI that names a file is refused, unless the entry names the same one.  `stdout:`
+and `blackhole:` need no entry.
 """
 
 import os
@@ -53,7 +53,7 @@ from floodmark.model.ranges import KeyRange
 from floodmark.model.version import Version
 
 GROUP: Final = "floodmark.sinks"
-# Kinds that earlier releases had, with the command to use instead.
+# Kinds of sinks that earlier releases had, each with the command to use instead.
 _RETIRED: Final = dict.fromkeys(
     ("floodmark", "floodmark+tls"), "floodmark replicate SOURCE TARGET --runner process"
 )
@@ -76,7 +76,7 @@ class SinkAddress(NamedTuple):
     parameters: Mapping[str, str]
 
     def __str__(self) -> str:
-        """The URI again.
+        """The URI of the address.
 
         >>> str(parse_sink("parquet:data/out?compression=zstd"))
         'parquet:data/out?compression=zstd'
@@ -86,7 +86,7 @@ class SinkAddress(NamedTuple):
         return f"{self.scheme}:{place}{quote(self.path)}{query}"
 
     def require_known(self, known: Iterable[str]) -> None:
-        """Refuse parameters that the sink does not have, such as mistyped ones."""
+        """Raise InvalidArgument for parameters that the sink does not have, such as mistyped ones."""
         names = sorted(known)
         unknown = sorted(self.parameters.keys() - set(names))
         if unknown:
@@ -171,7 +171,7 @@ class Sink(Protocol):
     """
 
     def write(self, changes: Sequence[Change], *, since: Version, through: Version) -> None:
-        """Take all changes of the range in `(since, through]`, or rows of a snapshot; at least one."""
+        """Write all changes of the range in `(since, through]`, or rows of a snapshot; at least one."""
 
     def flush(self) -> None:
         """Return when everything that was written is durable."""
@@ -259,7 +259,7 @@ if it is the right one, allow it with --allow or sinks=
 
 
 def _covers(entry: SinkAddress, address: SinkAddress) -> bool:
-    """Whether an address is the place of an entry, or lies below it."""
+    """Whether an address is the place of an entry, or below it."""
     if entry.scheme != address.scheme:
         return False
     if not entry.host and not entry.path:
@@ -271,7 +271,7 @@ def _covers(entry: SinkAddress, address: SinkAddress) -> bool:
 
 
 def _plain(address: SinkAddress) -> str:
-    """A normalised path.  Without a host it is a path of this machine, whose links are resolved."""
+    """The normalised path.  Without a host it is a local path, whose symbolic links are resolved."""
     if address.host:
         return posixpath.normpath("/" + address.path.lstrip("/"))
     return os.path.realpath(address.path)

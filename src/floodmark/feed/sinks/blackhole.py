@@ -1,4 +1,4 @@
-"""`blackhole:` takes everything and keeps nothing.  For measuring what a feed can do, and for trying it."""
+"""`blackhole:` discards all changes.  It serves to measure the throughput of a feed, and to try feeds."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from floodmark.model.version import Version
 
 
 class BlackholeSink:
-    """Keeps nothing."""
+    """Discards all changes."""
 
     def __init__(self) -> None:
         self._closed = False

@@ -1,16 +1,16 @@
-"""`parquet:DIRECTORY` writes changes to Parquet files that any reader of directories takes as one table.
+"""`parquet:DIRECTORY` writes changes to Parquet files, which readers of directories see as one table.
 
     _floodmark.json                               the feed that owns the directory; readers skip it
     changes-000003-<since>-<through>.parquet      the changes of range 3 in (since, through]
     snapshot-000003-<version>-<hash>.parquet      rows of the snapshot that range 3 begins with
     .changes-000003-….parquet.new                 staged (`files/directory.py`); readers skip it
 
-The directory holds each change exactly once, wherever a crash comes, and **a published file never changes and
-never goes away**, so a reader that takes each file as it appears gets each change once as well.  A file
-appears whole, by being renamed, and a batch is in one file.  After a crash, a feed delivers the changes above
-its checkpoint again, perhaps in other batches and, if the feed was cut anew, in other ranges.  So a sink that
-is opened at a checkpoint lists the files that hold something above it, and leaves out of each batch the rows
-that one of them has.
+The directory holds each change exactly once, whenever a crash occurs, and **a published file is never changed
+or removed**, so a reader that processes each file when it appears gets each change once, too.  A file appears
+whole, by a rename, and a batch is in one file.  After a crash, a feed delivers the changes above its
+checkpoint again, perhaps in other batches and, if the feed was divided again, in other ranges.  So a sink
+that is opened at a checkpoint lists the files with rows above it, and leaves out of each batch the rows that
+one of them has.
 
 The columns are those of Floodmark's change rows elsewhere: `key, value, _change_type, _commit_version,
 _commit_timestamp, _origin_site, _origin_version, _site_partition, _expires_at, _snapshot,
@@ -52,7 +52,7 @@ SCHEMA: Final = pyarrow.schema(
         pyarrow.field("_origin_version", pyarrow.int64(), nullable=False),
         pyarrow.field("_site_partition", pyarrow.int64(), nullable=False),
         pyarrow.field("_expires_at", pyarrow.timestamp("us", "UTC")),
-        # Null in files that were written before there were snapshots.
+        # Null in files of releases without snapshots.
         pyarrow.field("_snapshot", pyarrow.bool_()),
         pyarrow.field("_batch", pyarrow.int64()),
     ]
@@ -64,12 +64,12 @@ _NAME: Final = re.compile(
     r"|snapshot-(?P<snapshot_range>\d{6,})-(?P<version>\d{20})-(?P<part>[0-9a-f]{16}))\.parquet"
 )
 
-# The ranges of a feed are opened side by side.
+# The ranges of a feed are opened concurrently.
 _opening: Final = Lock()
 # The ranges that this process writes, whose staged files another range must not remove.
 _writing: Final[set[tuple[str, int]]] = set()
 
-# A place in the order in which a range is delivered: first the snapshot by key, then changes by version.
+# A position in the order of delivery of a range: first the snapshot by key, then changes by version.
 _Place: TypeAlias = tuple[Version, bytes]
 # Version, key, and whether the row is of a snapshot.
 _RowId: TypeAlias = tuple[Version, bytes, bool]
@@ -129,7 +129,7 @@ class _Held:
 
     @cached_property
     def rows(self) -> frozenset[_RowId]:
-        """The rows, by what identifies them."""
+        """The identities of the rows."""
         table = _read(self.directory, self.file, ["_commit_version", "key", "_snapshot"])
         return frozenset(
             (row["_commit_version"], row["key"], bool(row["_snapshot"])) for row in table.to_pylist()
@@ -137,7 +137,7 @@ class _Held:
 
 
 class ParquetSink:
-    """Writes the changes of one range to files, one a batch."""
+    """Writes the changes of one range to files, one file for each batch."""
 
     def __init__(self, directory: Directory, context: SinkContext, *, compression: str = "zstd") -> None:
         self._directory = directory
@@ -161,7 +161,8 @@ class ParquetSink:
             missing = self._missing(changes, is_by_key=is_by_key)
             if missing:
                 if len(missing) < len(changes) and not is_by_key:
-                    # Named by what it adds, so that it does not replace the file that holds the rest.
+                    # Named after the rows that it adds, so that it does not replace the file with the other
+                    # rows.
                     since, through = max(since, missing[0].version - 1), missing[-1].version
                 file = ChangeFile.of(self._context.range_id, missing, since, through)
                 self._directory.stage(file.name, self._encode(to_table(missing)))
@@ -206,7 +207,7 @@ class ParquetSink:
                 self._directory.unstage(file.name)
 
     def _find_held(self) -> list[_Held]:
-        """The files that may hold rows which are going to be delivered."""
+        """The published files that may hold rows that will be delivered again."""
         context = self._context
         start = (context.since + 1, b"") if context.snapshot is None else (context.since, context.snapshot)
         files = filter(None, map(_parse, self._directory.names()))

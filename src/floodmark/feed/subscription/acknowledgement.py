@@ -1,4 +1,4 @@
-"""Which of the changes that a subscription has delivered are still to be acknowledged.
+"""Tracks which delivered changes of a subscription are acknowledged.
 
 The position of a change is its commit and its index among the commit's changes.  A subscription keeps
 `through`, at or below which everything was delivered, and the *live* changes: delivered, and not
@@ -12,11 +12,12 @@ a million changes of which two are live, so the bits are kept as runs: the index
 
 So the state grows only with the number of unacknowledged changes, which is limited.
 
-A snapshot at a version is delivered as one commit of that version, however large it is.  A *mark* names the
-key behind which its rows from an index on are found, so that a consumer can go on in the middle.
+A snapshot at a version is delivered as one commit of that version, however large it is.  A *mark* names a row
+index and the key after which the rows from this index on are read, so that a consumer can resume in the
+middle.
 
-Bits only go from 1 to 0 and counts only grow, so a repeated report changes nothing, and a consumer that got
-no answer repeats its report.
+Bits only change from 1 to 0 and counts only grow, so reports are idempotent: a consumer that gets no answer
+repeats its report.
 """
 
 from bisect import bisect_left, bisect_right
@@ -30,12 +31,12 @@ import msgspec
 from floodmark.model.errors import InvalidArgument
 from floodmark.model.version import Version
 
-# Marks in a snapshot that are kept.
+# The maximum number of marks that a consumer keeps for a snapshot.
 MARKS_MAX: Final = 64
 
 
 class ChangePosition(msgspec.Struct, frozen=True, order=True, array_like=True):
-    """The position of a change: its commit, and its index among the subscribed changes of that.
+    """The position of a change: its commit version, and its index among the commit's subscribed changes.
 
     >>> ChangePosition(7, 2) < ChangePosition(7, 10) < ChangePosition(8, 0)
     True
@@ -46,14 +47,14 @@ class ChangePosition(msgspec.Struct, frozen=True, order=True, array_like=True):
 
 
 class SnapshotMark(msgspec.Struct, frozen=True, array_like=True):
-    """A place in a snapshot: the rows from `index` on lie behind the qualified key `key`."""
+    """A position in a snapshot: the rows from `index` on have keys above the qualified key `key`."""
 
     index: int = 0
     key: bytes = b""
 
 
 class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
-    """Acknowledged changes: single ones, and all up to a position."""
+    """Acknowledged changes: single positions, and all changes at or below a position."""
 
     positions: list[ChangePosition] = []
     through: ChangePosition | None = None
@@ -87,7 +88,7 @@ class LiveCommit(msgspec.Struct, array_like=True):
         return bisect_right(self.runs, index) % 2 == 1
 
     def extend(self, count: int, runs: list[int]) -> None:
-        """Add the changes from the present count on; earlier ones are known.
+        """Add the changes from the present count on; the runs of earlier ones are ignored.
 
         >>> commit = LiveCommit(7, 3, [0, 1])
         >>> commit.extend(6, [0, 4, 5, 6]); commit
@@ -97,7 +98,7 @@ class LiveCommit(msgspec.Struct, array_like=True):
             return
         added = _without(runs, 0, self.count)
         if added and self.runs and added[0] == self.runs[-1]:
-            # The last run goes on.
+            # The last run continues.
             del self.runs[-1], added[0]
         self.runs += added
         self.count = count
@@ -122,7 +123,7 @@ def _without(runs: list[int], start: int, end: int) -> list[int]:
 
 
 def commits_of(positions: Iterable[ChangePosition]) -> list[LiveCommit]:
-    """Commits of which some changes, and no others, are live; in order.
+    """Commits in which exactly the given changes are live, in order.
 
     >>> commits_of([ChangePosition(8, 0), ChangePosition(7, 2), ChangePosition(7, 1)])
     [LiveCommit(version=7, count=3, runs=[1, 3]), LiveCommit(version=8, count=1, runs=[0, 1])]
@@ -136,9 +137,8 @@ def commits_of(positions: Iterable[ChangePosition]) -> list[LiveCommit]:
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """A consumer's report: its deliveries and its acknowledgements.
 
-    `delivered` are the commits of which changes were delivered since the last report.  A commit that was
-    acknowledged whole meanwhile is left out, as `through` covers it.  All rows of a snapshot before the
-    `mark` are done.
+    `delivered` are the commits with changes delivered since the last report, without those that have been
+    acknowledged completely, which `through` covers.  All rows of a snapshot before `mark` are acknowledged.
     """
 
     through: Version
@@ -147,7 +147,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     mark: SnapshotMark | None = None
 
     def is_news(self, through: Version) -> bool:
-        """Whether it is news to a site that knows of all deliveries up to a version.
+        """Whether the report changes anything at a site that knows all deliveries up to a version.
 
         >>> Progress(through=7).is_news(6), Progress(through=7).is_news(7)
         (True, False)
@@ -155,7 +155,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
         return self.through > through or bool(self.delivered) or self.acknowledgement != Acknowledgement()
 
     def tells_of(self, acknowledgement: Acknowledgement) -> bool:
-        """Whether one of the deliveries is acknowledged.
+        """Whether the acknowledgement covers one of the reported deliveries.
 
         >>> progress = Progress(through=7, delivered=[LiveCommit(7, 2, [1, 2])])
         >>> progress.tells_of(Acknowledgement(positions=[ChangePosition(7, 1)]))
@@ -171,7 +171,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
         return bool(versions) and through is not None and versions[0] <= through.version
 
     def require_sound(self) -> None:
-        """Raise `InvalidArgument` for a report that no consumer sends."""
+        """Raise `InvalidArgument` for a malformed report."""
         versions = [commit.version for commit in self.delivered]
         if not (
             all(earlier < later for earlier, later in pairwise(versions))
@@ -198,16 +198,16 @@ def _is_sound(commit: LiveCommit) -> bool:
 class Deliveries:
     """The deliveries of a subscription, and which of them are live.
 
-    The commit that is being delivered lies above `through`.  It is kept until it is complete, live or not,
-    because its count says where to go on.
+    The commit that is being delivered is above `through`.  It is kept until it is complete, even without live
+    changes, because delivery resumes at its count.
 
-    Commits are copied on write: callers share them, so that passing thousands costs little.  A commit that
-    was copied is changed in place until it is shared again.
+    Commits are copied on write: callers share them, so that passing thousands of them is cheap.  A copied
+    commit is changed in place until it is shared again.
     """
 
     def __init__(self, through: Version, live: Iterable[LiveCommit] = ()) -> None:
         self.through = through
-        # In the order of versions, which is the order of delivery.
+        # By version, in version order, which is also the order of delivery.
         self._commits = {commit.version: commit for commit in live}
         # The versions of commits that are not shared.
         self._own: set[Version] = set()
@@ -261,7 +261,7 @@ class Deliveries:
                     yield position
 
     def deliver(self, position: ChangePosition) -> None:
-        """Note the delivery of the next change."""
+        """Enter the delivery of the next change."""
         if position.version not in self._commits:
             # A commit begins when earlier ones are complete.
             self.complete(position.version - 1)
@@ -270,7 +270,7 @@ class Deliveries:
         self.unacked += 1
 
     def complete(self, through: Version) -> None:
-        """Note the delivery of everything at or below a version."""
+        """Enter that every change at or below a version was delivered."""
         if through > self.through:
             self.through = through
             last = next(reversed(self._commits), None)
@@ -282,7 +282,7 @@ class Deliveries:
         for told in progress.delivered:
             if told.version in self._commits or told.version > self.through:
                 self._learn_commit(told)
-            # Else it was reported before, and acknowledged since.
+            # Otherwise the commit was reported before, and acknowledged since.
         self.complete(progress.through)
 
     def _learn_commit(self, told: LiveCommit) -> None:
@@ -336,7 +336,7 @@ class Deliveries:
         return before - self.unacked
 
     def _exchange(self, version: Version) -> LiveCommit:
-        """A commit that may be changed, in place of a shared one."""
+        """The commit of a version, replaced by a copy if it is shared, so that it can be changed."""
         known = self._commits.get(version)
         if known is not None and version in self._own:
             return known
@@ -363,12 +363,12 @@ class Deliveries:
 
 
 class DeliveryAccount:
-    """A consumer's own account of its deliveries, and the part that was not reported.
+    """A consumer's own account of its deliveries, and the part that is not reported yet.
 
-    A change that is delivered and acknowledged between two reports is never mentioned, so a consumer that
-    takes one change after the other reports little more than a version.
+    A change that is delivered and acknowledged between two reports is never reported, so a consumer that
+    acknowledges each change at once reports little more than a version.
 
-    `snapshot` is the version of the snapshot that the subscription began with, and `mark` a mark in it.
+    `snapshot` is the version of the snapshot with which the subscription began, and `mark` a mark in it.
     """
 
     def __init__(
@@ -380,15 +380,15 @@ class DeliveryAccount:
     ) -> None:
         self.deliveries = Deliveries(through, live)
         self.snapshot = snapshot
-        # A few of the marks that were passed in the snapshot, from which its rows are counted.
+        # Some of the marks passed in the snapshot, from which its rows can be read again.
         self._marks = [mark or SnapshotMark()]
         self._told_mark = mark
-        # Acknowledgements that were not reported.
+        # Unreported acknowledgements.
         self.untold = 0
         self.told_through = through
-        # Reported changes of each commit, which may be done.
+        # The number of reported changes of each commit; they may be acknowledged.
         self._told = {commit.version: commit.count for commit in self.deliveries.live()}
-        # Commits with unreported changes, in order; the values mean nothing.
+        # Commits with unreported changes, as an ordered set: the values are unused.
         self._grown: dict[Version, None] = {}
         self._positions: list[ChangePosition] = []
         self._through: ChangePosition | None = None
@@ -403,11 +403,11 @@ class DeliveryAccount:
         if mark.index > self._marks[-1].index:
             self._marks.append(mark)
             if len(self._marks) > MARKS_MAX:
-                # The first stays for the oldest live row, the last to go on from.
+                # Keep the first mark for the oldest live row, and the last one for resuming.
                 del self._marks[1:-1:2]
 
     def find_place(self, index: int | None = None) -> tuple[Version, SnapshotMark] | None:
-        """The place to read a row of the snapshot from, or its next one; None if there is no snapshot."""
+        """Where to read the snapshot from, for a row or for the next one; None if there is no snapshot."""
         if self.snapshot is None:
             return None
         if index is None:
@@ -420,12 +420,12 @@ class DeliveryAccount:
         return max(0, bisect_right(self._marks, index, key=attrgetter("index")) - 1)
 
     def deliver(self, position: ChangePosition) -> None:
-        """Note the delivery of a change."""
+        """Enter the delivery of a change."""
         self.deliveries.deliver(position)
         self._grown[position.version] = None
 
     def acknowledge(self, acknowledgement: Acknowledgement) -> None:
-        """Note the acknowledgement of changes, which must have been delivered."""
+        """Enter the acknowledgement of changes, which must have been delivered."""
         self.deliveries.require_delivered(acknowledgement)
         self._positions += [
             position
@@ -446,7 +446,7 @@ class DeliveryAccount:
         ) and (through is None or untold is None or untold > through.version)
 
     def take(self) -> Progress | None:
-        """The next report, which counts as reported from now on; None without news."""
+        """The next report, which counts as reported from now on; None if nothing is unreported."""
         progress = Progress(
             through=self.deliveries.through,
             delivered=list(self._take_grown()),
@@ -465,7 +465,7 @@ class DeliveryAccount:
         if commit is None:
             return None
         first = commit.runs[0] if commit.runs else commit.count
-        # Earlier marks are of use only for earlier rows.
+        # Earlier marks are needed only for earlier rows, which are acknowledged.
         del self._marks[: self._find_mark(first)]
         mark = self._marks[0]
         if mark == self._told_mark or not mark.index:
@@ -481,6 +481,6 @@ class DeliveryAccount:
                 self._told[version] = commit.count
         self._grown = {}
         if len(self._told) > 2 * self.deliveries.commit_count:
-            # Not each time: it visits all of them.
+            # Only sometimes, because this visits all commits.
             find = self.deliveries.find
             self._told = {version: count for version, count in self._told.items() if find(version)}

@@ -1,12 +1,13 @@
 """A consumer's account of its deliveries, and its reports to the site.
 
 Reports are sent in order, by one thread at a time; a report without an answer is repeated before any other.
-An acknowledgement in a transaction needs the site to know of the deliveries: unreported ones are reported
-first.  If there are none it waits for no other thread, and those of many threads go to the site together.
+Before an acknowledgement in a transaction, unreported deliveries are reported, because the site must know the
+deliveries.  If all are reported, it waits for no other thread, and the acknowledgements of many threads are
+sent concurrently.
 
-A change that is acknowledged in a transaction is *held*: live, but not to be delivered now.  The end of a
-transaction that ended elsewhere shows in two steps: when its change is no longer pending, the row says
-whether it is live.  In this order, because a commit changes the row first.
+A change that is acknowledged in a transaction is *held*: live, but not delivered.  For a transaction that was
+ended elsewhere, the consumer asks the site in two steps: first whether the change is still pending, and if
+not, then whether the row has it as live.  The order matters, because a commit changes the row first.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,14 +28,15 @@ from floodmark.feed.subscription.pending import Pending, PendingAcknowledgement,
 from floodmark.feed.subscription.subscriptions import SubscriptionRow, SubscriptionStore
 from floodmark.model.errors import FloodmarkError, LeaseHeld, Retryable, SubscriptionNotFound, Terminal
 
-# Acknowledges in a transaction: its id, the subscription's name and epoch, the progress, and what is done.
+# Acknowledges in a transaction: takes its id, the subscription's name and epoch, the progress, and the
+# changes.
 SendIn: TypeAlias = Callable[[str, str, int, Progress, Acknowledgement], object]
 
 
 class ChangeHold(msgspec.Struct):
     """The hold of a transaction on a change.
 
-    It is sent until the answer comes; if none came it is not certain, and only the site can tell.
+    It is being sent until the answer arrives.  Without an answer it is uncertain, and the site must be asked.
     """
 
     transaction: str
@@ -43,10 +45,10 @@ class ChangeHold(msgspec.Struct):
 
 
 class Bookkeeping:
-    """The books of a consumer.
+    """A consumer's account of its deliveries and of the transactions that hold changes.
 
-    Order of locks: `sending`, held by the one thread that talks to the site; then that of `changed`, which
-    guards the books, and is never held while a thread waits for the site.
+    Order of locks: `sending`, held by the one thread that calls the site; then that of `changed`, which
+    guards the state and is never held while a thread waits for the site.
     """
 
     def __init__(
@@ -57,20 +59,20 @@ class Bookkeeping:
         self.epoch = row.epoch
         self.sending = Lock()
         self.changed = Condition(Lock())
-        # The error after which the consumer cannot go on.
+        # The error after which the consumer cannot continue.
         self.failure: FloodmarkError | None = None
         self.account = DeliveryAccount(row.through, row.live, row.snapshot, row.mark)
-        # A report without an answer.
+        # A report that got no answer, to be repeated.
         self._unanswered: Progress | None = None
         self.held = _find_pending(self.account.deliveries, pending)
-        # The positions to deliver again; a stream that was opened for an earlier generation ends.
+        # The positions to deliver again, and the generation; streams opened for an earlier generation end.
         self.due = set(self.available())
         self.generation = 0
 
-    # The books, which the caller has locked
+    # Methods for callers that hold the lock of `changed`
 
     def move(self, row: SubscriptionRow) -> None:
-        """Start again from a row."""
+        """Replace the state by that of a row."""
         self.epoch, self.account = row.epoch, DeliveryAccount(row.through, row.live, row.snapshot, row.mark)
         self._unanswered = None
         self.held, self.due = {}, set()
@@ -92,7 +94,7 @@ class Bookkeeping:
         self.changed.notify_all()
 
     def require_not_held(self, acknowledgement: Acknowledgement, *, but: str | None = None) -> None:
-        """Raise `AcknowledgementConflict` if another transaction than `but` holds some of it."""
+        """Raise `AcknowledgementConflict` if a transaction other than `but` holds one of the changes."""
         found = self._find_other(acknowledgement, but)
         if found is not None:
             position, owner = found
@@ -101,7 +103,7 @@ class Bookkeeping:
     def _find_other(
         self, acknowledgement: Acknowledgement, but: str | None
     ) -> tuple[ChangePosition, str] | None:
-        """An acknowledged change that another transaction than `but` holds, and that transaction."""
+        """One of the changes that a transaction other than `but` holds, and that transaction."""
         for each in self._covered(acknowledgement) if self.held else ():
             hold = self.held.get(each)
             if hold is not None and hold.transaction != but:
@@ -109,13 +111,13 @@ class Bookkeeping:
         return None
 
     def _covered(self, acknowledgement: Acknowledgement) -> list[ChangePosition]:
-        """The live changes that are acknowledged."""
+        """The live changes that an acknowledgement covers."""
         deliveries, through = self.account.deliveries, acknowledgement.through
         below = [] if through is None else deliveries.live_positions(through)
         return [*filter(deliveries.is_live, acknowledgement.positions), *below]
 
     def _release(self, ended: Mapping[ChangePosition, ChangeHold]) -> list[ChangePosition]:
-        """Release those of the positions that are still held so, and return them."""
+        """Release the positions that still have the given holds, and return them."""
         released = [each for each, hold in ended.items() if self.held.get(each) is hold]
         for each in released:
             del self.held[each]
@@ -124,7 +126,7 @@ class Bookkeeping:
     def _settle(
         self, ended: Mapping[ChangePosition, ChangeHold], is_committed: Callable[[ChangePosition], bool]
     ) -> None:
-        """Release positions whose transactions ended: they are acknowledged, or delivered again."""
+        """Release positions whose transactions have ended: acknowledge them, or deliver them again."""
         released = self._release(ended)
         committed = [each for each in released if is_committed(each)]
         self.account.deliveries.acknowledge(Acknowledgement(positions=committed))
@@ -135,7 +137,7 @@ class Bookkeeping:
     # Reports
 
     def report(self, *, renew: bool = False) -> None:
-        """Report news to the site; without any, renew the lease if that is due."""
+        """Report unreported progress to the site; without any, renew the lease if `renew`."""
         with self.sending:
             self._send_unanswered()
             with self.changed:
@@ -154,7 +156,7 @@ class Bookkeeping:
 
     @contextmanager
     def noting_failure(self, *harmless: type[FloodmarkError]) -> Iterator[None]:
-        """Keep an error after which the consumer cannot go on, for all later calls."""
+        """Store an error after which the consumer cannot continue, to raise it from all later calls."""
         try:
             yield
         except (LeaseHeld, Terminal) as error:
@@ -172,10 +174,10 @@ class Bookkeeping:
     def acknowledge_in(
         self, send: SendIn, transaction: str, acknowledgement: Acknowledgement, check: Callable[[], None]
     ) -> None:
-        """Send an acknowledgement in a transaction, if `check` does not refuse it.
+        """Send an acknowledgement in a transaction, unless `check` raises.
 
-        One thread reports all deliveries that were noted when it began, and the threads that wait for that
-        go on together: their acknowledgements become one entry of the log.
+        One thread reports all deliveries entered so far, and the threads that waited for it continue
+        together: their acknowledgements become one entry of the log.
         """
         with self.changed:
             check()
@@ -196,7 +198,7 @@ class Bookkeeping:
             with self.changed:
                 due = self.due.intersection(self._release(holds))
                 if due:
-                    # A stream may have passed them by.
+                    # A stream may have skipped them while they were held.
                     self.deliver_again(due)
             if isinstance(error, SubscriptionNotFound | LeaseHeld) and epoch == self.epoch:
                 self._fail(error)
@@ -212,7 +214,7 @@ class Bookkeeping:
                 hold.is_sent, hold.is_certain = False, is_certain
 
     def _is_ready(self, transaction: str, acknowledgement: Acknowledgement) -> bool:
-        """Whether the site knows of the deliveries, and no other transaction holds any of them."""
+        """Whether the site knows the deliveries and no other transaction holds any of them."""
         unanswered = self._unanswered
         return (
             self.account.is_told(acknowledgement)
@@ -234,7 +236,7 @@ class Bookkeeping:
                 self._ask()
 
     def settle(self, transaction: str, *, committed: bool) -> None:
-        """Release the positions of a transaction that ended; the site must certainly have them."""
+        """Release the positions of an ended transaction for which the site has confirmed the hold."""
         with self.changed:
             ended = {
                 each: hold
@@ -244,9 +246,9 @@ class Bookkeeping:
             self._settle(ended, lambda _: committed)
 
     def look(self) -> None:
-        """Ask the site which of the transactions that hold positions have ended."""
+        """Ask the site which transactions that hold positions have ended, and release those positions."""
         with self.sending:
-            # The site must know of a delivery before it can say what became of it.
+            # The site must know a delivery before it can tell whether the change is live.
             self._send_unanswered()
             self._ask()
 

@@ -1,4 +1,4 @@
-"""A subscription in the hands of its consumer.
+"""A subscription as its consumer uses it.
 
     with site.subscribe("indexer", "users") as subscription:
         for delivery in subscription:
@@ -10,8 +10,8 @@ request, and to the next one when this one closes or dies.  An acknowledged chan
 save for the last moments before a crash: acknowledgements are reported to the site a thousand at a time or
 after a tenth of a second.
 
-A thread of the subscription reports them, and renews the lease while the consumer works on a change for long.
-It does not keep the subscription alive: one that is dropped without being closed ends with its lease.
+A thread of the subscription reports them, and renews the lease while the consumer works on a change.  The
+thread does not keep the object alive: the lease of a subscription that is freed without `close` expires.
 
 A change that is acknowledged in a transaction is *held*, neither acknowledged nor delivered, until the
 transaction ends.  If that aborts, the change is delivered again, before all others.
@@ -60,26 +60,26 @@ from floodmark.model.names import require_name
 from floodmark.model.stream import ChangeBatch, ChangesRequest, SwapPlace
 from floodmark.model.version import Version, physical_ms
 
-# A place to begin reading behind.
+# Where a subscription begins: after a version or moment, or at one of these places.
 Since: TypeAlias = Version | datetime | Literal["snapshot", "beginning", "end"]
-# Finds the place that a start names and calls back there; again, if the place was collected meanwhile.
+# Resolves a start and calls the function with it; again, if that version was collected meanwhile.
 Begin: TypeAlias = Callable[[Since, Callable[[Resolved], SubscriptionRow]], SubscriptionRow]
-# How often a transaction that holds changes is looked up.
+# Interval for asking the site about transactions that hold changes.
 LOOK_SECONDS: Final = 1.0
 _log = logging.getLogger("floodmark.feed")
-# Reports, and renews the lease if told to; returns the seconds until the next call, or None for never.
+# Reports, and renews the lease if the argument is true; returns the seconds until the next call, or None.
 KeepUp: TypeAlias = Callable[[bool], float | None]
 
 Decode: TypeAlias = Callable[[ChangeBatch], list[Change]]
 
-# Live commits that are closer than this are read again in one stream, with all between them.
+# Live commits closer to each other than this are read again in one stream, with all commits between them.
 NEARBY_MS: Final = 100
 
 
 class ReadStep(NamedTuple):
-    """A change that was read, or none; with it, the reader has everything at or below `through`.
+    """A change that was read, or None.  After it, the reader has every change at or below `through`.
 
-    A row of a snapshot may come with a `mark`, a place that it is found from.
+    A row of a snapshot may have a `mark`, from which it can be read again.
     """
 
     change: Change | None
@@ -89,15 +89,15 @@ class ReadStep(NamedTuple):
     mark: SnapshotMark | None = None
 
 
-# A place in the snapshot at a version.
+# A mark in the snapshot at a version.
 SnapshotPlace: TypeAlias = tuple[Version, SnapshotMark]
 
 
 class SubscriptionReader:
     """Reads the changes of a subscription, each with its position.
 
-    A stream that follows must give an empty batch now and then: a thread that waits for a change then notices
-    that the subscription was closed, moved or lost.
+    A following stream must yield empty batches on an idle site, so that a thread that waits for a change
+    notices that the subscription was closed, moved or lost.
     """
 
     def __init__(self, row: SubscriptionRow, open_changes: OpenChanges, decode: Decode) -> None:
@@ -106,12 +106,12 @@ class SubscriptionReader:
         self._decode = decode
 
     def read(self, since: Version, *, follow: bool, snapshot: SnapshotPlace | None) -> Iterator[ReadStep]:
-        """The changes after a version, or first the rows of a snapshot from a place on."""
+        """The changes after a version; with `snapshot`, first the rows of that snapshot from its mark on."""
         version, key = (since, None) if snapshot is None else (snapshot[0], snapshot[1].key)
         return self._steps(self._row.request(version, follow=follow, snapshot=key), snapshot)
 
     def read_again(self, commits: list[LiveCommit], snapshot: SnapshotPlace | None) -> Iterator[ReadStep]:
-        """The live changes of some commits, in order; the first may be a snapshot, read from a place on."""
+        """The live changes of the commits, in order.  The first may be a snapshot, read from its mark on."""
         if snapshot is not None and commits and commits[0].version == snapshot[0]:
             version, mark = snapshot
             request = self._row.request(version, version, snapshot=mark.key)
@@ -139,17 +139,17 @@ class SubscriptionReader:
         )
 
     def _steps(self, request: ChangesRequest, snapshot: SnapshotPlace | None = None) -> Iterator[ReadStep]:
-        """Number the changes of each commit.
+        """Read changes and number them within each commit.
 
-        A snapshot is one commit, whose rows are counted from the place on.  So is what comes at a swap, which
-        is read from its beginning.
+        A snapshot is one commit, whose rows are numbered from its mark on.  So are the rows of a swap, which
+        are always read from the first one.
         """
         version, index, mark = 0, 0, None
         if snapshot is not None:
             version, index = snapshot[0], snapshot[1].index - 1
         for batch in self._open_changes(request):
             changes = self._decode(batch)
-            # In the middle of a snapshot, a reader does not have all of any version.
+            # Within a snapshot, no version is complete.
             through = batch.through if batch.snapshot is None else 0
             for left, change in zip(reversed(range(len(changes))), changes, strict=True):
                 version, index = change.version, index + 1 if change.version == version else 0
@@ -162,7 +162,7 @@ class SubscriptionReader:
 
 
 def _nearby(commits: Iterable[LiveCommit]) -> Iterator[list[LiveCommit]]:
-    """The commits, those together that are close to each other."""
+    """The commits in groups of commits that are close to each other."""
     group: list[LiveCommit] = []
     for commit in commits:
         if group and physical_ms(commit.version) - physical_ms(group[-1].version) > NEARBY_MS:
@@ -176,7 +176,7 @@ def _nearby(commits: Iterable[LiveCommit]) -> Iterator[list[LiveCommit]]:
 class DeliveryStream:
     """The stream of a consumer's next deliveries.  For one thread at a time.
 
-    When the generation of the books changes, the stream is opened anew.
+    The stream is opened again when the generation of the bookkeeping changes.
     """
 
     def __init__(self, reader: SubscriptionReader, book: Bookkeeping, *, follow: bool) -> None:
@@ -188,7 +188,7 @@ class DeliveryStream:
 
     @property
     def is_current(self) -> bool:
-        """Whether the last step still counts.  The books are locked."""
+        """Whether the last step is still valid.  The caller holds the lock of the bookkeeping."""
         return self._generation == self._book.generation
 
     def next(self) -> ReadStep | None:
@@ -204,7 +204,7 @@ class DeliveryStream:
             step = next(self._steps, None)
         finally:
             if step is None:
-                # After an error too, the next call opens the stream again.
+                # The next call opens the stream again, also after an error.
                 self._steps = None
         return step
 
@@ -218,9 +218,10 @@ class DeliveryStream:
 def _read_due(
     reader: SubscriptionReader, book: Bookkeeping, generation: int, *, follow: bool
 ) -> Generator[ReadStep, None, None]:
-    """The changes that are due again, then new ones.
+    """The changes to deliver again, then new ones.
 
-    It does not refer to its stream, so that a subscription which is dropped unclosed frees both at once.
+    The generator holds no reference to its stream, so that both are freed with a subscription that was not
+    closed.
     """
     with book.changed:
         due = commits_of(filter(book.is_available, book.due))
@@ -228,7 +229,7 @@ def _read_due(
     yield from reader.read_again(due, place)
     with book.changed:
         if generation == book.generation:
-            # Held changes may come back.
+            # Held changes may have to be delivered again.
             book.due = {each for each in book.due if each in book.held}
         since = book.account.deliveries.through
         place = book.account.find_place() if book.account.is_at_snapshot else None
@@ -237,7 +238,7 @@ def _read_due(
 
 @dataclass(frozen=True, kw_only=True)
 class SubscriptionOptions:
-    """How a consumer works.
+    """Options of a consumer.
 
     Without `follow`, iterating ends at the present.  Without `background` there is no thread: the caller
     reports acknowledgements and renews the lease with `flush`.
@@ -267,7 +268,7 @@ class Delivery(msgspec.Struct, frozen=True, eq=False):
     position: ChangePosition
     is_redelivered: bool
     subscription: "Subscription"
-    # A delivery from before the last `seek` is void.
+    # The generation of the bookkeeping: deliveries from before the last `seek` are void.
     epoch: int
 
     def acknowledge(self) -> None:
@@ -289,10 +290,10 @@ def open_subscription(
     decode: Decode,
     begin: Begin,
 ) -> "Subscription":
-    """Take the lease of a subscription, which begins at `start` if it is new.
+    """Acquire the lease of a subscription, and create it at `start` if it does not exist.
 
-    `holder` names the consumer to others; a consumer of the same name takes over at once, as a restarted
-    process does.
+    A consumer with the same `holder` name as the current one, such as a restarted process, takes over at
+    once.
     """
     require_lease_seconds(options.lease_seconds)
     require_name(holder, "holder of a lease")
@@ -303,7 +304,7 @@ def open_subscription(
 
     opened = begin(start, open_at)
     pending = store.pending(spec.name)
-    # A change that is no longer pending may have been acknowledged since.
+    # A change that was pending may have been acknowledged since the row was read.
     row = replace(store.find(spec.name), epoch=opened.epoch, lease=opened.lease)
     reader = SubscriptionReader(row, open_changes, decode)
     return Subscription(store, row, pending, reader, begin, options)
@@ -333,7 +334,7 @@ class Subscription:
         self._begin_at = begin
         self._options = options
         self._unacked_max = row.spec.unacked_max
-        # Held by the thread that reads; the locks of the books come after it.
+        # Held by the thread that reads.  It is taken before the locks of the bookkeeping.
         self._reading = Lock()
         self._closed = False
         self._looked = monotonic_seconds()
@@ -343,7 +344,7 @@ class Subscription:
             if options.background
             else None
         )
-        # Changes that the last consumer acknowledged in a transaction come back if it aborts.
+        # Changes that the last consumer acknowledged in a transaction are delivered again if that aborts.
         self._look_soon()
 
     def __enter__(self) -> "Subscription":
@@ -389,17 +390,17 @@ class Subscription:
             book.deliver_again(book.available())
 
     def seek(self, to: Since) -> None:
-        """Go on behind a version or a moment, at the beginning or the end, or with a snapshot of every key.
+        """Continue after a version or a moment, at the beginning or the end, or with a snapshot of every key.
 
-        Everything up to there counts as acknowledged, and everything above it as not delivered.  Earlier
-        deliveries cannot be acknowledged any more.  `AcknowledgementConflict` while a transaction that has
-        not ended holds changes.
+        All changes up to there count as acknowledged, and all above as not delivered.  Earlier deliveries
+        cannot be acknowledged any more.  Raises `AcknowledgementConflict` while an open transaction holds
+        changes.
         """
         self._require_usable()
         book = self._book
 
         def move(place: Resolved) -> SubscriptionRow:
-            # A refusal changes nothing.
+            # A refused `seek` changes nothing.
             with book.noting_failure(AcknowledgementConflict, VersionCollected):
                 return book.store.seek(self.name, place.version, book.epoch, place.snapshot is not None)
 
@@ -409,7 +410,7 @@ class Subscription:
                 book.move(row)
 
     def _deliver(self, step: ReadStep) -> Delivery | None:
-        """The delivery of a step; None if its change is not to be delivered now."""
+        """The delivery of a step; None if its change must not be delivered now."""
         book = self._book
         with book.changed:
             deliveries = book.account.deliveries
@@ -435,7 +436,7 @@ class Subscription:
             return Delivery(step.change, step.position, step.is_redelivered, self, book.epoch)
 
     def _wait_for_room(self) -> None:
-        """Return when one more change may be unacknowledged, or the delivery is off."""
+        """Wait until one more change may be unacknowledged, or there is nothing to deliver any more."""
         book, unacked_max = self._book, self._unacked_max
         if book.account.deliveries.unacked < unacked_max:
             return
@@ -458,17 +459,17 @@ class Subscription:
         self._note(delivery, Acknowledgement(positions=[self._position_of(delivery)]))
 
     def acknowledge_through(self, delivery: Delivery | ChangePosition) -> None:
-        """Acknowledge a change and all before it."""
+        """Acknowledge a change and all changes delivered before it."""
         self._note(delivery, Acknowledgement(through=self._position_of(delivery)))
 
     def flush(self) -> None:
-        """Return when the site has all acknowledgements on disk."""
+        """Report all acknowledgements, and return when the site has them on disk."""
         self._require_usable()
         self._book.report()
         self._book.look()
 
     def statistics(self) -> SubscriptionStatistics:
-        """How far the subscription is, and its backlog."""
+        """The progress of the subscription, and its backlog."""
         self.flush()
         return self._book.store.statistics(self.name)
 
@@ -536,9 +537,9 @@ class Subscription:
             self._look_soon()
 
     def settle(self, transaction: str, committed: bool | None) -> None:
-        """Note the end of a transaction: its changes are acknowledged, or delivered again before all others.
+        """Apply the end of a transaction: its changes are acknowledged, or delivered again before all others.
 
-        With None the outcome is unknown, and the site is asked until it is known.
+        If `committed` is None, the outcome is unknown, and the site is asked until it is known.
         """
         if committed is not None:
             self._book.settle(transaction, committed=committed)
@@ -559,7 +560,7 @@ class Subscription:
             self._book.changed.notify_all()
         if self._upkeep is not None:
             self._upkeep.stop()
-        # A thread that iterates notices by itself.
+        # A thread that iterates notices the close at its next batch.
         if self._reading.acquire(blocking=False):
             try:
                 self._stream.close()
@@ -585,7 +586,7 @@ class Subscription:
             raise self._book.failure.again()
 
     def _keep_up(self, renew: bool) -> float | None:
-        """Report and look; returns in how many seconds to do so again, or None for never."""
+        """Report and ask about open transactions; return the seconds until the next call, None for never."""
         try:
             self._book.report(renew=renew)
             if monotonic_seconds() - self._looked >= LOOK_SECONDS:
@@ -599,9 +600,9 @@ class Subscription:
 
 
 class _Upkeep:
-    """The thread of a subscription.  It calls a method soon after `wake`, and now and then by itself.
+    """The background thread of a subscription.  It calls a method soon after `wake`, and at intervals.
 
-    It holds the subscription only during a call, so that an unreferenced one can be freed.
+    It references the subscription only during a call, so that an unused one can be freed.
     """
 
     def __init__(
@@ -616,7 +617,7 @@ class _Upkeep:
         self._thread.start()
 
     def wake(self) -> None:
-        """Ask for a call."""
+        """Request a call of the method."""
         if not self._wanted.is_set():
             self._wanted.set()
 
@@ -642,6 +643,6 @@ class _Upkeep:
             pause = self._call(renew=is_due)
 
     def _call(self, *, renew: bool) -> float | None:
-        """Call the method, if its subscription is there; the next pause, or None for the end."""
+        """Call the method if its subscription still exists; return the next pause, or None for the end."""
         keep_up = self._keep_up()
         return None if keep_up is None else keep_up(renew)

@@ -15,8 +15,9 @@ that can be committed.  The log is written without a lock, so that many records 
 fails, the record is taken out again.  A promise of the log does all this, also if Ctrl-C ends the wait.
 Until a record is durable its transaction counts as being *written*, and is not ended.
 
-Letting go of records is durable only with the next append (`log/acknowledgement.py`).  A crash may bring back
-those of ended transactions; their coordinator is asked for their fates when the log is opened.
+Dropping records from the log is durable only with the next append (`log/acknowledgement.py`).  So a crash may
+bring back records of ended transactions; when the log is opened, their coordinator is asked for their
+outcomes.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -32,10 +33,10 @@ from floodmark.log import OpenLog, Promise, RecordFormat, list_ledgers
 from floodmark.log import Position as LogPosition
 from floodmark.model.errors import AcknowledgementConflict, Closed, Retryable
 
-# How long the end of a transaction waits for its records that are on their way to the log.
+# How long the end of a transaction waits for its records that are being written to the log.
 WRITE_SECONDS_MAX: Final = 60.0
 
-# The name of a ledger of pending acknowledgements: this, and the name of the subscription.
+# The prefix of the names of ledgers of pending acknowledgements, before the subscription's name.
 PENDING_LEDGERS: Final = "pending-ack/"
 
 
@@ -47,9 +48,9 @@ class PendingAcknowledgement(msgspec.Struct, frozen=True):
 
 
 class PendingRecord(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """An acknowledgement of a transaction, as it stands in the log.
+    """An acknowledgement in a transaction, as stored in the log.
 
-    `epoch` is the consumer's: a record from before the subscription was moved is void.
+    `epoch` is that of the consumer: a record from before the subscription's last move is void.
     """
 
     transaction: str
@@ -105,7 +106,7 @@ class Pending:
         )
 
     def owner(self, position: ChangePosition) -> str | None:
-        """The transaction in which a change, which must be live, is pending."""
+        """The transaction in which a live change is pending, or None."""
         if self._through is not None and position <= self._through.position:
             return self._through.transaction
         return self._owners.get(position)
@@ -115,14 +116,14 @@ class Pending:
         left = deliveries.copy()
         return sum(left.acknowledge(part) for parts in self._parts.values() for part in parts)
 
-    # Judging
+    # Checks
 
     def find_new(
         self, transaction: str, acknowledgement: Acknowledgement, deliveries: Deliveries
     ) -> Acknowledgement | None:
         """The part of an acknowledgement that is not pending in the transaction yet; None if all of it is.
 
-        `AcknowledgementConflict` if some of it cannot become pending.
+        Raises `AcknowledgementConflict` if one of the changes cannot become pending.
         """
         positions = [
             position
@@ -141,7 +142,7 @@ class Pending:
         return Acknowledgement(positions=positions, through=through)
 
     def require_none(self, acknowledgement: Acknowledgement, deliveries: Deliveries) -> None:
-        """Raise `AcknowledgementConflict` if some of it is pending."""
+        """Raise `AcknowledgementConflict` if one of the acknowledged changes is pending."""
         if not self._parts:
             return
         for position in acknowledgement.positions:
@@ -179,7 +180,7 @@ class Pending:
     def _require_none_below(
         self, through: ChangePosition, deliveries: Deliveries, *, but: str | None = None
     ) -> None:
-        """Raise `AcknowledgementConflict` if another transaction than `but` has a change up to a position."""
+        """Raise `AcknowledgementConflict` if a change up to a position is pending, except in `but`."""
         owners = ((position, owner) for position, owner in self._owners.items() if position <= through)
         taken = next(((position, owner) for position, owner in owners if owner != but), None)
         held = self._through
@@ -197,17 +198,17 @@ class Pending:
     def _conflict(self, position: ChangePosition, what: str, owner: str | None) -> AcknowledgementConflict:
         return conflict(self._subscription, position, what, owner)
 
-    # Changing
+    # Changes
 
     def add(self, transaction: str, part: Acknowledgement) -> None:
-        """Enter the new part of an acknowledgement."""
+        """Make the new part of an acknowledgement pending."""
         self._parts.setdefault(transaction, []).append(part)
         self._owners.update(dict.fromkeys(part.positions, transaction))
         if part.through is not None and (self._through is None or part.through > self._through.position):
             self._through = _Through(transaction, part.through)
 
     def take_back(self, transaction: str, part: Acknowledgement) -> None:
-        """Undo `add`."""
+        """Remove a part of an acknowledgement that `add` has entered, because its record was not written."""
         parts = self._parts.get(transaction, [])
         self.remove(transaction)
         for other in parts:
@@ -246,20 +247,21 @@ OpenPendingLog: TypeAlias = Callable[[str], OpenLog[PendingRecord]]
 
 
 class PendingLedger:
-    """One subscription's.  Its lock is taken last of all, for a moment, and never while the log is written.
+    """The pending acknowledgements of one subscription, with their log.
 
-    Records from before `epoch`, in which the subscription was last moved, are let go.
+    Its lock is taken after all others, briefly, and never while the log is written.  Records from before
+    `epoch`, in which the subscription was last moved, are dropped.
     """
 
     def __init__(self, name: str, log: OpenLog[PendingRecord], epoch: int) -> None:
         self.log = log
         self.lock = Lock()
-        # Used with the lock held, as are the methods that do not take it.
+        # Guarded by the lock.  The methods that do not take the lock are called with it held.
         self.pending = Pending(name)
         self._name = name
         self._written = Condition(self.lock)
         self._positions: dict[str, list[LogPosition]] = {}
-        # By transaction, the records that are on their way to the log.  Those of two calls may be equal.
+        # By transaction, the records being written to the log, by `id`: records of two calls may be equal.
         self._writing: dict[str, dict[int, PendingRecord]] = {}
         stale = []
         for position, record in log.live:
@@ -271,11 +273,11 @@ class PendingLedger:
         log.writer.acknowledge(stale)
 
     def is_writing(self, transaction: str) -> bool:
-        """Whether an acknowledgement of a transaction is on its way to the log."""
+        """Whether a record of the transaction is being written to the log."""
         return transaction in self._writing
 
     def wait_written(self, transaction: str) -> None:
-        """Wait until no record of a transaction is on its way to the log.  Takes the lock."""
+        """Wait until no record of the transaction is being written.  Takes the lock; raises Retryable."""
         with self.lock:
             if self._written.wait_for(lambda: transaction not in self._writing, WRITE_SECONDS_MAX):
                 return
@@ -287,19 +289,19 @@ class PendingLedger:
         )
 
     def begin(self, record: PendingRecord) -> None:
-        """Enter a record before it is written.  An interrupted caller gives it up."""
+        """Enter a record before it is written.  A caller that is interrupted must call `give_up`."""
         self._writing.setdefault(record.transaction, {})[id(record)] = record
         self.pending.add(record.transaction, record.acknowledgement)
 
     def finish(self, record: PendingRecord, position: LogPosition) -> None:
-        """Note that it is written.  May be called again.  Takes the lock."""
+        """Note that a record is written.  Repeating it is harmless.  Takes the lock."""
         with self.lock:
             if id(record) in self._writing.get(record.transaction, ()):
                 self._positions.setdefault(record.transaction, []).append(position)
                 self._end_writing(record)
 
     def give_up(self, record: PendingRecord) -> None:
-        """Note that it is not written.  May be called again.  Takes the lock."""
+        """Note that a record was not written, and remove it.  Repeating it is harmless.  Takes the lock."""
         with self.lock:
             if id(record) in self._writing.get(record.transaction, ()):
                 self.pending.take_back(record.transaction, record.acknowledgement)
@@ -310,7 +312,7 @@ class PendingLedger:
         with self.lock:
             self.pending.remove(transaction)
             positions = self._positions.pop(transaction, ())
-        # A closed log keeps the records: they are found again, and the transaction is ended once more.
+        # A closed log keeps the records: they are loaded again, and the transaction is ended once more.
         with suppress(Closed):
             self.log.writer.acknowledge(positions)
 
@@ -323,10 +325,10 @@ class PendingLedger:
 
 
 class Writing(Promise[None]):
-    """The way of one record into a log.  Its outcome is noted in the ledger, also if its caller has left.
+    """The write of one record to a log, noted in the ledger even if its caller was interrupted.
 
-    It is made before the record is entered, and the block in which that happens undoes it, unless the log has
-    taken the record.
+    It is made before the record is entered.  Its `with` block removes the record again, unless the log has
+    accepted it.
     """
 
     def __init__(self, ledger: PendingLedger) -> None:
@@ -342,12 +344,12 @@ class Writing(Promise[None]):
             self._give_up()
 
     def begin(self, record: PendingRecord) -> None:
-        """Enter a record; the lock of the ledger is held."""
+        """Enter a record.  The caller holds the lock of the ledger."""
         self._record = record
         self._ledger.begin(record)
 
     def write(self) -> None:
-        """Write the record, if one was entered, without the lock, so that many become one entry."""
+        """Write the record, if one was entered, without the lock, so that many records become one entry."""
         if self._record is not None:
             self._ledger.log.writer.hand_over(self._record, self)
             self.result()
@@ -367,35 +369,38 @@ class Writing(Promise[None]):
 
 
 class PendingLedgers:
-    """Those of all subscriptions.  They are opened when they are there, or needed; one writer each."""
+    """The ledgers of pending acknowledgements of all subscriptions, each with one writer.
+
+    Existing ones are opened by `load`, others at first use.
+    """
 
     def __init__(self, open_log: OpenPendingLog) -> None:
         self._open_log = open_log
-        # Held by a thread that opens one.
+        # Held by a thread that opens a ledger.
         self._opening = Lock()
         self._ledgers: dict[str, PendingLedger] = {}
 
     def load(self, engine: Engine, epochs: Mapping[str, int]) -> None:
-        """Open those that are there, with the epoch in which each subscription was last moved."""
+        """Open the existing ledgers.  `epochs` has the epoch in which each subscription was last moved."""
         for ledger in list_ledgers(engine):
             if ledger.startswith(PENDING_LEDGERS):
                 name = ledger.removeprefix(PENDING_LEDGERS)
                 self.open(name, epochs.get(name, 0))
 
     def open(self, name: str, epoch: int) -> PendingLedger:
-        """The one of a subscription."""
+        """The ledger of a subscription, opened if necessary."""
         with self._opening:
             if name not in self._ledgers:
                 self._ledgers[name] = PendingLedger(name, self._open_log(name), epoch)
             return self._ledgers[name]
 
     def find(self, name: str) -> PendingLedger | None:
-        """The one of a subscription, if it is open."""
+        """The ledger of a subscription, if it is open; otherwise None."""
         return self._ledgers.get(name)
 
     @contextmanager
     def looking(self, name: str) -> Iterator[Pending]:
-        """The pending acknowledgements of a subscription, which do not change meanwhile."""
+        """The pending acknowledgements of a subscription, locked for the block."""
         found = self._ledgers.get(name)
         if found is None:
             yield Pending(name)
@@ -404,7 +409,7 @@ class PendingLedgers:
                 yield found.pending
 
     def transactions(self) -> list[tuple[str, str]]:
-        """All transactions with pending acknowledgements, each with the subscription."""
+        """All pairs of a subscription and a transaction with pending acknowledgements on it."""
         return [(name, each) for name in list(self._ledgers) for each in self.transactions_of(name)]
 
     def transactions_of(self, name: str) -> list[str]:

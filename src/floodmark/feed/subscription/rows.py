@@ -1,4 +1,4 @@
-"""A subscription as it is stored: a whole row, and a small row for each change since.
+"""The stored form of a subscription: a whole row, and a small row for each later change.
 
     subscriptions/<name>                        the whole row, as JSON
     subscription-changes/<name>/<version: 8 bytes, big-endian>
@@ -9,9 +9,9 @@ An acknowledgement clears a few bits among thousands.  It is written as a step o
 under a version that the step mints: it shares a sync with all other commits of that moment, and subscriptions
 do not wait for each other.
 
-Many changes are compacted: a write stores the whole row anew and deletes them, or as many of them as the
-engine takes; further writes delete the rest.  The row names the last change that it includes, so that a
-reader begins behind it and does not step over the tombstones of earlier ones.
+When there are many changes, they are compacted: one write stores the whole row again and deletes them, or as
+many as fit into one engine write; further writes delete the rest.  The row names the last change that it
+includes, so that loading begins after this one and does not scan the engine's tombstones of earlier ones.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,7 +32,7 @@ from floodmark.model.version import VERSION_MAX, Version
 from floodmark.partition import META, load_metadata
 from floodmark.partition.commit.commit import Mint, RoundStep
 
-# Changes are compacted when there are so many, or when they have so many bytes.
+# The number and the total bytes of stored changes at which they are compacted.
 CHANGES_MAX: Final = 1_000
 CHANGES_BYTES_MAX: Final = 256 * 1_024
 
@@ -52,7 +52,7 @@ _VERSION_BYTES: Final = 8
 
 
 class SubscriptionChange(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Deliveries and acknowledgements, and when the lease expires if it was renewed."""
+    """Deliveries and acknowledgements, with the new time of expiry if the lease was renewed."""
 
     progress: Progress
     expires_at_ms: int | None = None
@@ -66,7 +66,7 @@ _decoder = msgspec.msgpack.Decoder(SubscriptionChange)
 
 
 class SubscriptionState(RowState[SubscriptionRow]):
-    """A subscription in memory: the row, whose `through` and `live` are outdated, and deliveries."""
+    """A subscription in memory: its deliveries, and its row, whose `through` and `live` are outdated."""
 
     def __init__(self, row: SubscriptionRow, changes: Changes = ()) -> None:
         super().__init__(SUBSCRIPTIONS, row)
@@ -87,19 +87,19 @@ class SubscriptionState(RowState[SubscriptionRow]):
             return replace(self.row, through=through, live=live, changed=0)
 
     def change(self, version: Version, change: SubscriptionChange) -> tuple[WriteRow, bool]:
-        """Enter a change; returns the write that stores it, and whether compaction is due."""
+        """Enter a change; return the write that stores it, and whether compaction is due."""
         encoded = _encoder.encode(change)
         before = self._length()
         self._enter(version, len(encoded), change)
         return (META, _change_key(self.row.name, version), encoded), self._length() > before
 
     def store(self, row: SubscriptionRow) -> tuple[SubscriptionRow, list[WriteRow]]:
-        """The whole row as it is stored, and the writes that store it and delete the changes before."""
+        """The whole row as it is stored, and the writes that store it and delete the changes it includes."""
         stored, rows = super().store(replace(row, changed=self.row.changed))
         return stored, [*rows, *self._remove_changes()]
 
     def remove(self) -> list[WriteRow]:
-        # The latest change first: what a failure leaves is the subscription as it was before.
+        # In reverse order, so that a failure in between leaves a consistent subscription.
         return [*reversed(list(self._remove_changes())), *super().remove()]
 
     def _remove_changes(self) -> Iterator[WriteRow]:
@@ -117,11 +117,11 @@ class SubscriptionState(RowState[SubscriptionRow]):
         self._bytes += size
 
     def _length(self) -> int:
-        """How many times the limits are reached: a compaction that failed is due again at the next."""
+        """How often the limits are exceeded: a failed compaction is due again at the next multiple."""
         return max(len(self._versions) // CHANGES_MAX, self._bytes // CHANGES_BYTES_MAX)
 
 
-# Makes the change in the turn, with the lock of the subscription held; None for no change.
+# Returns the change, or None for none.  Called in the write turn, with the subscription's lock held.
 Judge: TypeAlias = Callable[[SubscriptionState], SubscriptionChange | None]
 
 
@@ -137,7 +137,7 @@ class ChangeStep(RoundStep):
         self, engine: Engine, find: Callable[[], SubscriptionState], judge: Judge, reload: Callable[[], None]
     ) -> None:
         super().__init__(None)
-        # It reads nothing from the engine, so the round may write it together with earlier steps.
+        # The step reads nothing from the engine, so the round may write it together with earlier steps.
         self.decide = None
         self.is_compaction_due = False
         self._engine = engine
@@ -173,8 +173,8 @@ def load_subscriptions(engine: Engine) -> Iterator[SubscriptionState]:
 
 
 def load_subscription(engine: Engine, name: str) -> SubscriptionState | None:
-    """One subscription, if it is there."""
-    # Of the rows whose keys begin like this one, it is the first.
+    """One subscription as loaded from the engine, or None."""
+    # It is the first of the rows whose keys have this prefix.
     row = next(load_metadata(engine, SUBSCRIPTIONS.key(name), SubscriptionRow), None)
     if row is None or row.name != name:
         return None

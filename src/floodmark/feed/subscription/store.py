@@ -1,12 +1,12 @@
 """The store of subscriptions.
 
-An acknowledgement in a transaction goes to a log of the subscription.  When the transaction commits, it
-becomes a change of the subscription *before* the log lets go of it.  So the records of a committed
-transaction that a crash brings back are not live any more, and ending the transaction once more, either way,
-changes nothing.
+An acknowledgement in a transaction is written to a log of the subscription.  When the transaction commits, it
+becomes a change of the subscription *before* its record is dropped from the log.  So changes in a record of a
+committed transaction that a crash brings back are not live any more, and ending the transaction again, either
+way, has no effect.
 
-Calls of consumers and transactions change one subscription in a round of group commit (`rows.py`).  To open,
-move or remove a subscription is rare, and writes its whole row.
+Calls of consumers and transactions change one subscription in a round of group commit (`rows.py`).  Opening,
+moving and removing a subscription are rare, and write its whole row.
 """
 
 import logging
@@ -58,7 +58,7 @@ from floodmark.model.stream import OnGeneration
 from floodmark.model.version import Version
 from floodmark.partition.commit.commit import RoundStep
 
-# How many decided transactions moving or removing a subscription ends at most.
+# The maximum number of decided transactions that are ended before a subscription is moved or removed.
 SETTLED_MAX: Final = 1_000
 
 _log = logging.getLogger("floodmark.feed")
@@ -67,11 +67,11 @@ _log = logging.getLogger("floodmark.feed")
 class LocalSubscriptionStore:
     """Keeps subscriptions in the metadata of an engine of this process.
 
-    `take` takes a step in a round; a backlog is counted from `open_changes`.  `open_log` opens the log of a
-    subscription's pending acknowledgements.
+    `take` runs a step in a commit round; backlogs are counted with `open_changes`.  `open_log` opens the log
+    of a subscription's pending acknowledgements.
 
     Order of locks: the store's, held to open, move or remove a subscription and to move its safe point; the
-    turn to write; the subscription's; its log's.
+    write turn; the subscription's; its log's.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class LocalSubscriptionStore:
         self._time_source = safe_points.time_source
         self._take = take
         self._open_changes = open_changes
-        # The fate of a transaction: undecided, until a coordinator is named that knows more.
+        # Returns the fate of a transaction: undecided, until `settle_by` sets a coordinator's function.
         self._fate: Settler = lambda _: Fate(Decision.UNDECIDED)
         self._readers: LeasedReaders[SubscriptionRow, SubscriptionState] = LeasedReaders(
             SUBSCRIPTIONS,
@@ -121,7 +121,7 @@ class LocalSubscriptionStore:
             _require_same_order(row, spec)
             self._readers.require_namespace(row)
             self._readers.require_free(row, holder, owner)
-            # The safe point fails if changes are gone already; once it is set, none go.
+            # Setting the safe point fails if changes were collected; once it is set, none are.
             self._hold(row, row.needed_version)
             lease = lease.renewed(self._time_source())
             if known is None:
@@ -210,9 +210,9 @@ class LocalSubscriptionStore:
     ) -> None:
         """Store a consumer's progress, and an acknowledgement that takes effect if a transaction commits.
 
-        `AcknowledgementConflict`, and nothing has changed, if some of it was acknowledged before or is
-        pending in another transaction.  A repeated call changes nothing.  The caller prevents that the
-        transaction ends meanwhile.
+        Raises `AcknowledgementConflict`, and changes nothing, if one of the changes was acknowledged before
+        or is pending in another transaction.  Repeating the call is harmless.  The caller must ensure that
+        the transaction does not end meanwhile.
         """
         state = self._readers.state(name)
         if progress.is_news(state.deliveries.through) or _is_lease_old(state.row, self._time_source()):
@@ -240,7 +240,7 @@ class LocalSubscriptionStore:
             writing.write()
 
     def commit_pending(self, name: str, transaction: str) -> None:
-        """Let the acknowledgements of a transaction take effect.  Repeating it is harmless."""
+        """Apply the acknowledgements of a committed transaction.  Repeating it is harmless."""
         ledger = self._pending.find(name)
         if ledger is None:
             return
@@ -267,18 +267,19 @@ class LocalSubscriptionStore:
             ledger.let_go(transaction)
 
     def settle_by(self, fate: Settler) -> None:
-        """Set the function that knows the fates of transactions."""
+        """Set the function that returns the fates of transactions."""
         self._fate = fate
 
     def settle_pending(self, fate: Settler) -> None:
-        """End the pending acknowledgements of ended transactions, which a restart may find."""
+        """End the pending acknowledgements of ended transactions that a restart has brought back."""
         for name, transaction in self._pending.transactions():
             self._end_if_decided(name, transaction, fate)
 
     def _end_decided(self, name: str) -> None:
         """End the pending acknowledgements of decided transactions, up to the first undecided one.
 
-        Their coordinator does so too, but later; a caller should not be told to abort a committed one.
+        Their coordinator does so later, too, but an error should not advise the caller to abort a committed
+        one.
         """
         found = self._pending.transactions_of(name)
         for transaction in found[:SETTLED_MAX]:
@@ -432,7 +433,7 @@ def _is_lease_old(row: SubscriptionRow, now_ms: int) -> bool:
 
 def _require_same_keys(row: SubscriptionRow, spec: SubscriptionSpec) -> None:
     if (row.spec.namespace, row.spec.keys) != (spec.namespace, spec.keys):
-        # The error tells nothing about other namespaces and their keys.
+        # The error must not reveal anything about other namespaces and their keys.
         reads = f"{row.spec.keys}" if row.spec.namespace == spec.namespace else "another namespace"
         raise InvalidArgument(
             f"subscription {row.name!r} reads {reads}; it cannot be opened on {spec.namespace!r}, "
@@ -442,7 +443,7 @@ def _require_same_keys(row: SubscriptionRow, spec: SubscriptionSpec) -> None:
 
 
 def _require_same_order(row: SubscriptionRow, spec: SubscriptionSpec) -> None:
-    """Refuse to change what comes at a swap, of which some rows may be delivered."""
+    """Refuse to change `on_generation`, because some rows of a swap may already be delivered."""
     known = row.spec.on_generation
     if row.live and known not in (OnGeneration.FAIL, spec.on_generation):
         raise InvalidArgument(
@@ -462,7 +463,7 @@ def _new_row(
     readers.require_room()
     namespace, created_at = readers.resolve_namespace(spec.namespace)
     readers.require_reached(spec.name, start)
-    # Above every epoch of an earlier subscription of this name, and above what is left of its changes.
+    # Above every epoch of an earlier subscription of this name, and above any stored changes of it.
     epoch = readers.resolved_version()
     row = SubscriptionRow(
         spec=spec, namespace_id=namespace, through=0, epoch=epoch, moved=epoch, changed=epoch

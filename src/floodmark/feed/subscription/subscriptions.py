@@ -1,11 +1,11 @@
 """Durable subscriptions: their rows, and the port of their store.
 
 A subscription has a name, reads one namespace or a range of its keys, and has one consumer at a time.  A
-consumer holds a lease, so that another one takes over when it died.  Every opening has a number, the *epoch*,
-which a consumer shows with each call: a consumer that lost its lease is refused.
+consumer holds a lease, so that another one can take over after it has died.  Every opening has a number, the
+*epoch*, which the consumer sends with each call: a consumer that has lost its lease is refused.
 
-A safe point keeps all changes that were not delivered or not acknowledged.  It stays when the consumer
-leaves, and expires after a day without a consumer.
+A safe point keeps all changes that were not delivered or not acknowledged.  It remains when the consumer
+closes, and expires after a day without a consumer.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ from floodmark.model.stream import ChangeBatch, ChangesRequest, OnGeneration
 from floodmark.model.version import VERSION_MAX, Version, physical_ms
 
 UNACKED_DEFAULT: Final = 10_000
-# Counting a backlog ends here.
+# The number at which counting a backlog ends.
 BACKLOG_COUNT_MAX: Final = 100_000
 
 OpenChanges = Callable[[ChangesRequest], Iterator[ChangeBatch]]
@@ -191,7 +191,7 @@ class SubscriptionStore(Protocol):
 
     @Action(Role.READ, Scope.SUBSCRIPTION, repeatable=True)
     def find(self, name: str) -> SubscriptionRow:
-        """The subscription of a name."""
+        """The subscription with this name.  Raises SubscriptionNotFound."""
 
     @Action(Role.READ, Scope.SUBSCRIPTION, repeatable=True)
     def pending(self, name: str) -> list[PendingAcknowledgement]:

@@ -1,9 +1,9 @@
-"""Whole sites in one thread under one seed, with everything that can go wrong.
+"""Simulates whole sites in one thread under one seed, with all kinds of faults.
 
-Three real sites, on disks that fail and forget, under clocks that are off and jump, copy each other over a
-network that loses, repeats and delays; writers, readers and garbage collection go on all the while.  The
-promises of the design are checked as it goes (`witness.py`, `chronicle.py`, `readers.py`), and in the end,
-when everything has healed, all sites must hold the same (`convergence.py`).
+Three real sites, on disks that fail and lose unsynced writes, with skewed and jumping clocks, replicate over
+a network that loses, repeats and delays calls, while writers, readers and garbage collection run.  The
+promises of the design are checked throughout (`witness.py`, `chronicle.py`, `readers.py`).  In the end, when
+all faults are repaired, all sites must hold the same (`convergence.py`).
 
     python -m floodmark.testing.simulation --seed 17
 """

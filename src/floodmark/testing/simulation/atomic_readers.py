@@ -1,7 +1,7 @@
-"""Readers of several keys at once, between whose looks at two keys others write: promise 6.
+"""Atomic readers of several keys, with writes between the reads of two keys: promise 6.
 
-What a read saw is held against the chronicle as soon as that covers it.  A read of what a crash took is
-dropped: no later reader can tell what it was.
+Each result is compared with the chronicle as soon as the chronicle covers it.  A read of writes that a crash
+has lost is dropped, because no later reader can confirm it.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ _LARGE: Final = bytes(BATCH_CACHE_BYTES_MAX + 1)
 
 
 class AtomicRead(NamedTuple):
-    """What a reader found, at some moment between two, with nothing above a version."""
+    """The result of an atomic read, which ran from `began_ms` to `ended_ms`, with nothing above `until`."""
 
     found: dict[Key, bytes | None]
     began_ms: int
@@ -59,7 +59,7 @@ class AtomicReader:
         self._pending: list[AtomicRead] = []
 
     def poll(self) -> None:
-        """Check what was read before, and read again."""
+        """Check the earlier reads, and read again."""
         self.check()
         for _ in range(READS):
             self._read()
@@ -98,7 +98,7 @@ class AtomicReader:
             raise Down(f"{site.name} is down")
 
     def check(self) -> None:
-        """Hold the site to what was read, as far as the chronicle tells."""
+        """Compare the reads with the chronicle, as far as it reaches."""
         if not self._pending:
             return
         self._site.extend_chronicle()

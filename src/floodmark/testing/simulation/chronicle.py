@@ -1,9 +1,9 @@
-"""The commits of a site as its feeds told them: every reading must tell the same (promises 1, 2, 4 and 5).
+"""The commits of a site as its feeds deliver them: all readings must be equal (promises 1, 2, 4 and 5).
 
-The first reader fixes what the truth is; a later reader of the same interval, from memory, from the log or by
-a scan, before or after a crash, must get the same commits with the same changes.  And the truth must
-fit what the writers were told: a write that returned is there, one that was refused is not, a commit is never
-split, and what a crash took of asynchronous writes is an end, never a middle.
+The first reading of an interval is the reference.  A later reader of the same interval, from memory, from the
+log or by a scan, before or after a crash, must get the same commits with the same changes.  The reference
+must also agree with the answers to the writers: a write that returned is in it, a refused one is not, a
+commit is never split, and a crash loses only the last asynchronous writes, never some in the middle.
 """
 
 from bisect import bisect_right
@@ -25,7 +25,7 @@ from floodmark.testing.simulation.workload import KEYS, Check
 
 
 class WriteOutcome(StrEnum):
-    """What the writer knows."""
+    """The outcome of a write as the writer knows it."""
 
     DONE = "done"
     REFUSED = "refused"
@@ -34,10 +34,10 @@ class WriteOutcome(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Intent:
-    """A write that was tried: its commit lies in `(low, high]`, and that of no other write does.
+    """An attempted write: its commit is in `(low, high]`, and no other write's commit is.
 
-    `expected` says of each key whether what was logged for it is what was meant; `adds` is what a counter
-    gained by it.  `era` changes whenever unsynced writes may have been lost.
+    `expected` checks for each key that the logged change is the intended one; `adds` is what the write adds
+    to a counter.  `era` changes whenever unsynced writes may have been lost.
     """
 
     operation: str
@@ -52,7 +52,7 @@ class Intent:
 
 
 class SeenChange(NamedTuple):
-    """One change as a feed gave it: the value is as stored."""
+    """A change as a feed delivered it, with the stored value."""
 
     version: Version
     key: Key
@@ -101,7 +101,7 @@ class Chronicle:
         """What was added at this site to each counter, all in all."""
 
     def begin_with(self, loaded: list[SeenChange], through: Version, forgotten: Version) -> None:
-        """Begin with what a site was loaded with, of which no feed tells."""
+        """Begin with the records that were loaded into the site, which no feed delivers."""
         self.through, self.forgotten = through, forgotten
         for seen in sorted(loaded):
             self._records[seen.key] = seen.stored
@@ -109,13 +109,13 @@ class Chronicle:
             self.changes.append(seen._replace(whole=seen.stored))
 
     def between(self, since: Version, until: Version) -> list[SeenChange]:
-        """What was told of `(since, until]`."""
+        """The changes in `(since, until]`."""
         version = attrgetter("version")
         first = bisect_right(self.changes, since, key=version)
         return self.changes[first : bisect_right(self.changes, until, key=version)]
 
     def records(self, namespace: str, at: Version) -> dict[bytes, bytes]:
-        """What must be stored under each key of a namespace at a version, dead or alive."""
+        """The record that each key of a namespace must have at a version, deleted ones included."""
         told = self.between(0, at)
         return {seen.key.key: seen.whole for seen in told if seen.key.namespace == namespace}
 
@@ -154,7 +154,7 @@ class Chronicle:
         )
 
     def extend(self, told: list[SeenChange], through: Version) -> None:
-        """Take what a reader of all namespaces was told first, of everything after `self.through`."""
+        """Append the first reading of all namespaces after `self.through`, up to `through`."""
         if any(left.version > right.version for left, right in pairwise(told)):
             raise Violation("2", self.site, "a feed is not in commit order", keys=[seen.key for seen in told])
         for version, commit in groupby(told, key=attrgetter("version")):
@@ -165,9 +165,9 @@ class Chronicle:
         self._judge()
 
     def cross(self, told: list[SeenChange], swap: SeenSwap, rows: DataSet) -> None:
-        """Take what a reader was told where a data set was published in the first namespace.
+        """Append the reading of a swap in the first namespace.
 
-        The data set is there, and all that was written above its stamp.
+        Its result must be the data set, with all writes above its stamp.
         """
         at_ms, changed = physical_ms(swap.version), {seen.key: seen.stored for seen in told}
         for key in [Key(NAMESPACES[0], key) for key in KEYS]:
@@ -283,7 +283,7 @@ class Chronicle:
         self._stamps[seen.key] = stamp
 
     def _judge(self) -> None:
-        """Find the writes that were acknowledged and are not there."""
+        """Find acknowledged writes that are missing."""
         while self._judged < len(self.intents) and self.intents[self._judged].high <= self.through:
             intent = self.intents[self._judged]
             self._judged += 1
@@ -310,9 +310,10 @@ NAMESPACES: Final = tuple(POLICIES)
 
 
 def _agree(before: SeenChange, now: SeenChange) -> bool:
-    """Whether a change is told as it was before, or as the record that it led to.
+    """Whether a change is read as before, or as the record that resulted from it.
 
-    A record may lack what was dead in it when the change came: garbage collection took that first.
+    The record may lack parts that were dead when the change arrived, because garbage collection removed them
+    first.
     """
     if before.exact and now.exact:
         return before.stored == now.stored
@@ -321,13 +322,13 @@ def _agree(before: SeenChange, now: SeenChange) -> bool:
 
 
 def live_record(stored: bytes, at_ms: int) -> tuple[bytes | None, int | None]:
-    """What a reader finds of a record at a time: its value, and when that expires."""
+    """The value that a reader finds in a record at a time, and its expiry."""
     record = decode_value(stored)
     return (None, None) if record.is_dead_at(at_ms) else (record.value, record.expires_at)
 
 
 def _joined(seen: SeenChange, record: bytes | None) -> bytes:
-    """What a record becomes by a change."""
+    """The record that results from a change."""
     return seen.stored if POLICIES[seen.key.namespace] == "last_write" else merge_states(record, seen.stored)
 
 
@@ -353,10 +354,10 @@ def _is_of(seen: SeenChange, origin: bytes) -> bool:
 
 
 def qualified(key: Key) -> bytes:
-    """A key as partitions know it."""
+    """The qualified form of a key, as partitions use it."""
     return (NAMESPACES.index(key.namespace) + 1).to_bytes(3, "big") + key.key
 
 
 def unqualified(key: bytes) -> Key:
-    """Undo `qualified`."""
+    """The key of a qualified one."""
     return Key(NAMESPACES[int.from_bytes(key[:3], "big") - 1], key[3:])

@@ -1,4 +1,4 @@
-"""What a world is like: how often things are done in it, and how often they go wrong."""
+"""The parameters of a world: how often each action and each fault occurs."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -9,7 +9,7 @@ from floodmark.testing.simulation.network import Weather
 
 @dataclass(frozen=True, kw_only=True)
 class Climate:
-    """Drawn once for each world.  Weights are relative to each other; what has none does not happen.
+    """The parameters of one world.  Weights are relative to each other; an action without one never occurs.
 
     `holders` is the share of feeds that hold a safe point, and `in_parts` says whether several tasks share
     each step of a link.
@@ -33,7 +33,7 @@ class Climate:
 
 
 def draw_climate(random: Random) -> Climate:
-    """A climate in which some things do not happen at all."""
+    """Draw a climate in which some actions and faults never occur."""
 
     def sometimes(weight: float) -> float:
         return weight * random.random() if random.random() < 0.7 else 0.0

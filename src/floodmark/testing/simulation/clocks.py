@@ -1,4 +1,4 @@
-"""Simulated time: one true time that only the run moves, and clocks of sites that are more or less wrong."""
+"""Simulated time: one true time, which only the run advances, and the skewed clocks of sites."""
 
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -8,7 +8,7 @@ from typing import Final
 
 from floodmark.testing.clock import SimulatedTime
 
-# Two sites may each be this far off, in opposite directions, and still copy each other.
+# Two sites may be skewed by this much in opposite directions, and still replicate.
 SKEW_MS_MAX: Final = 249
 
 
@@ -32,7 +32,7 @@ class SkewedTime:
         return self._true_time() + self.offset_ms
 
     def jump(self, random: Random, *, far: bool) -> None:
-        """Set the clock anew: somewhere within the skew that peers tolerate, or far from it."""
+        """Set the clock to a random skew, within what peers tolerate or, with `far`, far beyond."""
         limit = 20 * SKEW_MS_MAX if far else SKEW_MS_MAX
         offset_ms = random.randint(-limit, limit)
         if not self.is_steady:
@@ -40,7 +40,7 @@ class SkewedTime:
 
 
 class Schedule:
-    """What is to be done, and when, by the true time."""
+    """The actions that are due at true times."""
 
     def __init__(self, time: SimulatedTime) -> None:
         self._time = time
@@ -48,9 +48,9 @@ class Schedule:
         self._order = count()
 
     def after(self, delay_ms: int, action: Callable[[], None]) -> None:
-        """Do something when some time has passed; of two at one moment, the first that was asked for."""
+        """Schedule an action after a delay.  Actions for the same moment run in the order of the calls."""
         heappush(self._due, (self._time() + delay_ms, next(self._order), action))
 
     def next_due(self) -> Callable[[], None] | None:
-        """What is due now, in order; None if there is nothing more."""
+        """Remove and return the next action that is due, or None."""
         return heappop(self._due)[2] if self._due and self._due[0][0] <= self._time() else None

@@ -1,8 +1,8 @@
-"""The end of a run: everything heals, all links drain, and all sites must hold the same (promise 8).
+"""The end of a run: all faults are repaired, all links drain, and all sites must hold the same (promise 8).
 
-What they must hold is known without any network: it is what all the writes that are in the sites' own change
-logs make of a key, in whatever order they are taken.  Of a site that was lost or removed those writes count
-which another site has got, or the copy that it was restored from: none of them may be lost.
+The expected records are computed from the writes in the sites' own change logs, merged in any order.  Of a
+lost or removed site, those writes count that another site or the copy from which it was restored has
+received: none of these may be lost.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -24,7 +24,7 @@ from floodmark.testing.simulation.workload import DELETED_COUNTERS, KEYS
 
 ALL_KEYS: Final = tuple(Key(namespace, key) for namespace in NAMESPACES for key in KEYS)
 
-# What was written, and where and when.
+# A written record, with its stamp.
 Writing: TypeAlias = tuple[Stamp, bytes]
 
 
@@ -35,10 +35,10 @@ def check_convergence(
     copies: Collection[SiteCopy] = (),
     published: tuple[bytes, DataSet] = (NO_STAMP, {}),
 ) -> None:
-    """Compare the sites with each other, and with what was written.
+    """Compare the sites with each other, and with all writes.
 
-    `lost` says that there are sites which cannot tell any more what they wrote, and `copies` from which
-    copies such were restored.  `published` is the newest data set with its stamp.
+    `lost` means that some sites have lost the log of their own writes; `copies` are the copies from which
+    such sites were restored.  `published` is the newest data set with its stamp.
     """
     written = _find_written(sites)
     _replace_older(written, *published)
@@ -70,9 +70,9 @@ def _find_stored(site: SimulatedSite, key: Key, now_ms: int) -> bytes | None:
 
 
 def _essence(stored: bytes, now_ms: int) -> bytes:
-    """A record without the place that it came from, and without the deletes that may go by now.
+    """A record without its origin, and without the deletes that garbage collection may have removed.
 
-    Everything has arrived everywhere, so all of them may.  They go at each site in its own time.
+    All changes have arrived everywhere, so all deletes may have been removed, at each site at another time.
     """
     record = decode_value(stored)
     if record.stamps is None:
@@ -81,7 +81,7 @@ def _essence(stored: bytes, now_ms: int) -> bytes:
 
 
 def _find_written(sites: Sequence[SimulatedSite]) -> dict[Key, list[Writing]]:
-    """All writes of the sites that are there, by key."""
+    """All writes of the present sites, by key."""
     written: dict[Key, list[Writing]] = {}
     for site in sites:
         for key, writing in _own_writes(site.chronicle):
@@ -100,7 +100,7 @@ def _replace_older(written: dict[Key, list[Writing]], stamp: bytes, rows: DataSe
 def _add_known(
     written: dict[Key, list[Writing]], sites: Sequence[SimulatedSite], copies: Collection[SiteCopy]
 ) -> None:
-    """Add what the sites have ever got from others: so the writes of those count which are not there."""
+    """Add all changes that the sites received from others, so that the writes of absent sites count."""
     known = [(seen.key, seen.stored) for site in sites for seen in site.chronicle.changes]
     for copy in copies:
         for namespace, records in copy.records.items():
@@ -127,7 +127,7 @@ def _own_writes(chronicle: Chronicle) -> Iterator[tuple[Key, Writing]]:
 
 
 def _check_no_stamp_twice(site: SimulatedSite, last: Version) -> None:
-    """What a site writes in a later life lies above all that the others know of an earlier one."""
+    """Check that the writes of a later incarnation are above all writes known from an earlier one."""
     for key, (stamp, _) in _own_writes(site.chronicle):
         if stamp.version <= last:
             raise Violation(

@@ -1,8 +1,8 @@
-"""Copies of whole sites, as backups are, and the way to sites for restoring, joining and removing them.
+"""Copies of whole sites, like backups, and access to sites for restoring, joining and removing them.
 
-A copy of a site holds, of every namespace, all records as of one version, the dead ones too, with their
-stamps, the watermark at that version, and the collected horizon.  What a copy's reader lacks is kept at the
-other sites for as long as the copy is of use: in the world that is what the retention of a namespace is for.
+A copy of a site has, for every namespace, all records as of one version, deleted ones included, with their
+stamps, the watermark at that version, and the collected horizon.  The other sites keep the changes that a
+copy lacks for as long as the copy is used; in production, the retention of a namespace does this.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,36 +28,36 @@ BATCH_ROWS_MAX: Final = 6
 
 
 class Nearby:
-    """The way to a site for who stands beside it: nothing gets lost."""
+    """A carrier for callers beside the site: no call is lost."""
 
     def call(self, _: str, __: str, action: Callable[[], Result]) -> Result:
-        """Do it."""
+        """Run the action."""
         return action()
 
 
 class DistantMember(DistantSite):
-    """A site as those reach it who change the topology: what they ask of its host."""
+    """A site as reached by the operators and jobs that change the topology."""
 
     def __init__(self, network: Carrier, place: str, site: SimulatedSite) -> None:
         super().__init__(network, place, site)
         self.site = site
 
     def reading(self, version: Version, namespace: int) -> AbstractContextManager[object]:
-        """Nothing is collected between two calls that follow each other at once."""
+        """Hold nothing, because nothing is collected between two successive calls."""
         return nullcontext()
 
     def shorten_retention(self) -> None:
-        """Let the site remember its namespaces for as long as all others do."""
+        """Set the retention of the site's namespaces to the same as at all other sites."""
         for name in NAMESPACES:
             self.namespaces.update_namespace(name, NamespaceUpdate(retention=RETENTION))
 
     def is_rejoining(self) -> bool:
-        """Whether the site has not got everything back yet."""
+        """Whether the site still lacks some of its earlier writes."""
         return self.status.replication().rejoining
 
 
 class SiteCopy(NamedTuple):
-    """The records of each namespace with their origins, by user key, and what else a backup knows."""
+    """The records of each namespace with their origins, by user key, and the other facts of a backup."""
 
     of: str
     records: Mapping[str, Mapping[bytes, bytes]]
@@ -65,7 +65,7 @@ class SiteCopy(NamedTuple):
 
 
 def keep_for(name: str, holder: DistantMember, others: Sequence[DistantMember]) -> None:
-    """Keep at all other sites what one of them does not have yet, for a reader of a copy of that one."""
+    """Keep the changes that a site lacks at all other sites, for the use of a copy of that site."""
     marks = {namespace: holder.replication.watermark(namespace, None) for namespace in NAMESPACES}
     for other in others:
         known = {namespace: mark.get(other.identity.site_id, 0) for namespace, mark in marks.items()}
@@ -80,7 +80,7 @@ def take_copy(holder: DistantMember) -> SiteCopy:
     site_id = holder.identity.site_id
     records = {namespace: _read(holder, namespace, version) for namespace in NAMESPACES}
     watermarks = {namespace: holder.replication.watermark(namespace, version) for namespace in NAMESPACES}
-    # Last: what was forgotten while the records were read is missing in them.
+    # Read last: deletions collected while the records were read are missing in them.
     horizons = {each.name: each.collected_horizon for each in holder.status.statistics().namespaces}
     facts = {
         namespace: BackupFacts({**watermark, site_id: version}, horizons[namespace], incarnations)
@@ -106,7 +106,7 @@ def _read(holder: DistantMember, namespace: str, at: Version) -> dict[bytes, byt
 def writer_of(
     site: SimulatedSite, namespace: str, copy: SiteCopy, random: Random
 ) -> Callable[[Portion], None]:
-    """Writes portions of a copy into a site, in batches, as the tasks of a restore do."""
+    """A function that writes portions of a copy into a site, in batches, as the tasks of a restore do."""
     prefix = keys_of(namespace).start
 
     def write(portion: Portion) -> None:

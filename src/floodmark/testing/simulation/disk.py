@@ -1,9 +1,9 @@
-"""A site's disk: it is slow, fails, and forgets what was not synced when the power goes.
+"""A site's disk: it is slow, fails, and loses unsynced writes at a power cut.
 
-It is the engine of `floodmark.testing.engine` with three things more.  It shows every batch to a watcher
-before it takes it, because what has reached the disk may stay there whatever the site is told.  While it
-syncs, simulated time passes and the watcher may look around: that is when a reader could see what is not
-durable yet.  And it can be started again with what a power cut leaves.
+It is the engine of `floodmark.testing.engine` with three additions.  It shows every batch to a watcher before
+it writes the batch, because the rows may stay on disk whatever result the site gets.  While it syncs,
+simulated time passes and the watcher can read: this is when a reader could see changes that are not durable
+yet.  And it can be restarted with the rows that a power cut leaves.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,7 +15,7 @@ from floodmark.partition import FAMILIES
 from floodmark.partition.families import CLOCK_BOUND
 from floodmark.testing.engine import Fault, FaultPlan, FaultyEngine
 
-# How often each kind of fault comes, among those that come.
+# The relative frequency of each kind of fault.
 _KINDS: Final = {
     Fault.TRANSIENT: 3,
     Fault.UNKNOWN_APPLIED: 2,
@@ -28,14 +28,14 @@ OPERATIONS_BETWEEN: Final = 60
 
 
 class DiskWatcher(Protocol):
-    """Who looks at what a disk does."""
+    """Observes the writes and syncs of a disk."""
 
     def writing(self, rows: Sequence[WriteRow]) -> None:
         """A batch is about to be written."""
         ...
 
     def syncing(self) -> None:
-        """A sync is under way; it takes its time."""
+        """A sync is in progress, and simulated time passes."""
         ...
 
 
@@ -47,7 +47,8 @@ class SimulatedDisk(FaultyEngine):
         self._watcher = watcher
         self._busy = self._stores_bound = False
         self.is_healing = False
-        # What others do before each record that a reader looks up, who may begin with the last.
+        # Called before each record that a reader looks up; `is_backward` makes readers begin with the last
+        # one.
         self.meanwhile: Callable[[], None] | None = None
         self.is_backward = False
 
@@ -63,17 +64,17 @@ class SimulatedDisk(FaultyEngine):
 
     @property
     def fired_kind(self) -> Fault | None:
-        """How the disk has failed, if it has since it was disturbed."""
+        """The kind of fault that has occurred since `disturb`, or None."""
         return self._plan.kind if self.fired and self._plan is not None else None
 
     def disturb(self, random: Random) -> None:
-        """Fail at some operation that is still to come."""
+        """Plan a fault at a random later operation."""
         kind = random.choices(list(_KINDS), list(_KINDS.values()))[0]
         self.is_healing = False
         self.arm(FaultPlan(at=1 + int(random.expovariate(1 / OPERATIONS_BETWEEN)), kind=kind))
 
     def unsynced_rows(self) -> Iterator[WriteRow]:
-        """What a power cut may take."""
+        """The rows that a power cut may lose."""
         for write in self._unsynced:
             yield from getattr(write, "rows", ())
 
@@ -84,8 +85,8 @@ class SimulatedDisk(FaultyEngine):
         return super().write(batch, guards)
 
     def sync(self) -> None:
-        # The clock stores its bound under its own lock; a caller that asked it for a version now would wait
-        # for ever.  And what the watcher itself makes the disk do is not watched.
+        # The clock stores its bound under its own lock, and a watcher that asked it for a version now would
+        # wait for ever.  Nor are the watcher's own operations watched.
         if not self._stores_bound and not self._busy and not self._refusing:
             plan, self._plan, self._busy = self._plan, None, True
             try:

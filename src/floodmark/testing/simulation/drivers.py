@@ -1,8 +1,8 @@
-"""Drivers of links: they take the steps of the replication room over a network that cannot be trusted.
+"""Drivers of links: they take the steps of links over an unreliable network.
 
-A driver plans a step, reads it, applies it and lets the target take note, each when some time has passed, and
-may be gone between any two of these.  It keeps nothing, so the next one begins with what the sites know; an
-old one may still be at work then.  All rules are in `floodmark.links`, where Spark finds them as well.
+A driver plans a step, reads it, applies it and has the target note it, with time in between, and may die
+between any two of these.  It stores nothing, so the next driver begins with the state of the sites; the old
+one may still be running then.  All rules are in `floodmark.links`, which Spark also uses.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -53,7 +53,7 @@ GONE_MS_MAX: Final = 3_000
 
 
 class DistantSite(DistantPorts):
-    """A site as a driver elsewhere reaches it: a source and a target of links."""
+    """A site as reached by a remote driver, as the source or the target of a link."""
 
     def __init__(self, network: Carrier, place: str, site: SimulatedSite) -> None:
         super().__init__(self._ask)
@@ -84,7 +84,7 @@ class DistantSite(DistantPorts):
 
     @property
     def router(self) -> "DistantSite":
-        """This one knows the way."""
+        """The site itself, which implements the needed methods of a router."""
         return self
 
     def get(self, key: bytes, at: Version | None) -> bytes | None:
@@ -139,7 +139,7 @@ class _DistantStream:
 
 @dataclass
 class Link:
-    """One direction.  A driver of it stands at the target."""
+    """One direction between two sites.  Its driver is at the target."""
 
     source: SimulatedSite
     target: SimulatedSite
@@ -153,32 +153,32 @@ class Link:
 
     @property
     def sites(self) -> tuple[SimulatedSite, SimulatedSite]:
-        """Its two ends."""
+        """Source and target."""
         return self.source, self.target
 
     @property
     def name(self) -> str:
-        """What the history calls it."""
+        """The name of the link in the history."""
         return f"{self.source.name}>{self.target.name}"
 
     def ends(self) -> tuple[DistantSite, DistantSite]:
-        """Source and target, as a driver reaches them."""
+        """Source and target, as reached by a driver."""
         place = self.target.name
         return DistantSite(self.network, place, self.source), DistantSite(self.network, place, self.target)
 
     def plan(self, changes_max: int | None) -> LinkStep:
-        """Plan the next step, and keep at the source what it needs."""
+        """Plan the next step, and hold the changes that it needs at the source."""
         source, target = (end.host for end in self.ends())
         step = plan_step(source, target, NAMESPACES, incarnation=self.incarnation, changes_max=changes_max)
         self.hold_safe_points({namespace.name: namespace.begin for namespace in step.namespaces})
         return step
 
     def hold_safe_points(self, positions: Mapping[str, Version]) -> None:
-        """Keep at the source what the target does not have yet."""
+        """Hold the changes that the target lacks at the source."""
         self.ends()[0].hold_safe_points(f"link-{self.target.name}", positions)
 
     def has_left(self, step: LinkStep) -> bool:
-        """Whether the link has gone on from where a step begins: then no safe point keeps what it needs."""
+        """Whether the link is past the beginning of a step: then no safe point holds the step's changes."""
         if not self.target.is_up or step.incarnation < self.incarnation:
             return True
         rows = self.target.call_host(lambda host: embedded(host).links.rows)
@@ -206,7 +206,7 @@ class Link:
 
 
 class Driver:
-    """Takes steps of a link, stage by stage, and tries again what failed.  One that is gone is replaced."""
+    """Takes steps of a link, stage by stage, and retries failed ones.  A dead driver is replaced."""
 
     def __init__(self, link: Link, random: Random, schedule: Schedule) -> None:
         self._link = link
@@ -217,7 +217,7 @@ class Driver:
         self._step = LinkStep(source=link.source.name, source_id=link.source.id)
 
     def go_on(self) -> None:
-        """Do what comes next; everything after it follows by itself."""
+        """Take the next stage, and schedule the one after it."""
         if self._link.is_closed:
             return
         if self._random.random() < GONE:
@@ -228,7 +228,7 @@ class Driver:
         self._schedule.after(self._random.randint(0, delay_ms_max), self.go_on)
 
     def _take_stage(self) -> bool:
-        """Take the next stage of a step; False if the step is over, done or not."""
+        """Take the next stage of a step; return False if the step has ended, successfully or not."""
         try:
             next(self._stages)
             return True
@@ -238,7 +238,7 @@ class Driver:
             if not self._link.has_left(self._step):
                 raise Violation("5", self._link.name, f"the link lost its place: {error}") from error
         except (*TROUBLE, ClockSkew, Fenced, NamespaceNotFound) as error:
-            # A site that is being built up again has its namespaces one by one.
+            # A site that is being restored gets its namespaces one at a time.
             if not isinstance(error, Unreachable | Down):
                 self._link.target.note(f"{self._link.name} is stopped: {type(error).__name__}")
         self._stages = self._run()

@@ -1,7 +1,7 @@
 """Faults to plant: each replaces one function of the product by one that breaks a promise.
 
-A simulation that finds nothing proves nothing unless it would have found something.  Every checker therefore
-has its canaries here; they are switched on by a test, or to look at what a fault does:
+A simulation without findings proves something only if it finds planted faults.  Every checker therefore has
+its canaries here.  A test switches them on, or a command that shows the effect of a fault:
 
     python -m floodmark.testing.simulation --fault async-published --seed 3
 """
@@ -25,7 +25,7 @@ from floodmark.partition.recounting import Recount
 
 
 class PlantedFault(NamedTuple):
-    """A function of the product, and what stands in its place; the replacement is handed the original."""
+    """A function of the product, and its replacement, which gets the original as its argument."""
 
     what: str
     owner: str
@@ -34,14 +34,14 @@ class PlantedFault(NamedTuple):
 
 
 def plant(name: str, faults: Mapping[str, PlantedFault] | None = None) -> AbstractContextManager[object]:
-    """Let a fault be there while a block runs; one of this module, unless others are given."""
+    """Plant a fault for the duration of a block: one of this module, unless `faults` are given."""
     fault = (FAULTS | PUBLISHING_FAULTS if faults is None else faults)[name]
     owner = resolve_name(fault.owner)
     return patch.object(owner, fault.function, fault.replace(getattr(owner, fault.function)))
 
 
 def _every(period: int, original: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
-    """Do something else each time that a function has been called so often."""
+    """Replace every `period`-th call of a function by a call of another one."""
     calls = 0
 
     def replacement(*arguments: Any, **options: Any) -> Any:
@@ -53,7 +53,7 @@ def _every(period: int, original: Callable[..., Any], otherwise: Callable[..., A
 
 
 def _always(result: object) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Do nothing, and return always the same."""
+    """Replace a function by one that does nothing and returns `result`."""
     return lambda _: lambda *_, **__: result
 
 

@@ -1,8 +1,8 @@
-"""What happened in a run, and the part of it that matters when something went wrong.
+"""The history of a run, and the selection of the events that concern a violation.
 
-A run has thousands of events, and a finding concerns one key or one version.  An event therefore names the
-keys and versions that it is about; what is told of a finding are the events about the same ones, and those
-that concern whole sites: crashes, restarts, clocks that jump.
+A run has thousands of events, and a violation concerns one key or one version.  So each event names the keys
+and versions that it is about.  The report of a violation shows the events about the same ones, and those that
+concern whole sites: crashes, restarts, clock jumps.
 """
 
 from collections.abc import Iterable
@@ -67,15 +67,15 @@ class RunHistory:
     def add(
         self, at_ms: int, site: str, what: str, *, keys: Iterable[Key] = (), version: Version | None = None
     ) -> None:
-        """Take down an event."""
+        """Record an event."""
         self.events.append(Event(at_ms, site, what, frozenset(keys), version))
 
     def digest(self) -> str:
-        """A name for the whole history: two runs of one seed have the same."""
+        """A digest of the whole history, equal for two runs of one seed."""
         return blake2b("\n".join(map(str, self.events)).encode(), digest_size=8).hexdigest()
 
     def concerning(self, violation: Violation) -> list[str]:
-        """The events that a finding is about, the last of them if there are many."""
+        """The events that concern a violation, only the last ones if there are many."""
         told = [
             str(event)
             for event in self.events
@@ -88,7 +88,7 @@ class RunHistory:
 
 
 def show_version(version: Version) -> str:
-    """A version as people read it: milliseconds since the run began, and the counter.
+    """A version in readable form: milliseconds since the run began, and the counter.
 
     >>> show_version((START_MS + 1500) << 18 | 3)
     '1500.3'

@@ -1,9 +1,9 @@
-"""Sites that join, are lost and come back, or go for good, while everything else goes on and goes wrong.
+"""Sites that join, are lost and return, or are removed, while everything else runs and fails.
 
 A world has up to two such changes, one after the other.  Each is a sequence of stages that an operator or a
-job takes, with time in between; after an error they begin again from the first stage, as the manual says.
-The rules are those of `floodmark.links`: what is done here is what the jobs do
-(`spark/jobs/backups/restore.py`, `cli/commands/topology.py`), and in their order.
+job takes, with time in between; after an error it is repeated from the first stage, as documented for
+operators.  The rules are those of `floodmark.links`, and the actions and their order are those of the jobs
+(`spark/jobs/backups/restore.py`, `cli/commands/topology.py`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,22 +37,22 @@ from floodmark.testing.simulation.sites import TROUBLE, SimulatedSite
 
 NEWCOMER: Final = "lund", 4
 CHANGES_MAX: Final = 2
-# How many of all worlds see such changes.
+# The share of worlds with such changes.
 SHARE: Final = 0.35
-# How many of those sites that are given up run on, and still send what they have.
+# The share of given-up sites that keep running, and still send their changes.
 GHOSTS: Final = 0.5
 BEGIN_MS_MAX: Final = 3_000
 STAGE_MS_MAX: Final = 150
 AGAIN_MS_MAX: Final = 400
 RELEASE_MS: Final = 500
-# Something that does not succeed when everything is healed never will.
+# A change that fails this often after all faults are repaired will never succeed.
 ATTEMPTS_MAX: Final = 40
-# The place of operators and jobs: they are cut off from no site in particular, and lose calls.
+# The network name of operators and jobs, whose calls can be lost, but which are never cut off from a site.
 OFFICE: Final = "office"
 
 
 class SimulatedWorld(Protocol):
-    """What a change needs of the world."""
+    """The parts of the world that a change uses."""
 
     network: Network
     schedule: Schedule
@@ -73,7 +73,7 @@ class SimulatedWorld(Protocol):
 
 
 class MembershipChange:
-    """One change of the membership.  Done again from the beginning it comes to the same end."""
+    """One change of the membership.  Repeating it from the beginning has the same result."""
 
     def __init__(self, world: SimulatedWorld, random: Random) -> None:
         self.world = world
@@ -86,19 +86,19 @@ class MembershipChange:
 
     @property
     def absent(self) -> SimulatedSite | None:
-        """The site that is neither there nor gone, while it is so."""
+        """The site that is being added or brought back at the moment, or None."""
         return None
 
     def member(self, site: SimulatedSite) -> DistantMember:
-        """A site as the office reaches it."""
+        """A site as reached by operators."""
         return DistantMember(self.world.network, OFFICE, site)
 
     def members(self) -> list[DistantMember]:
-        """All sites that take part."""
+        """All sites that take part, as reached by operators."""
         return [self.member(site) for site in self.world.sites]
 
     def announce(self, site: str, entry: MemberSite) -> Iterator[None]:
-        """Let all that take part follow a topology in which a site has a new entry."""
+        """Put a topology with a new entry for a site in force at all sites that take part."""
         world = self.world
         if self._topology is None:
             self._topology = _changed(world.topology, site, entry)
@@ -108,7 +108,7 @@ class MembershipChange:
         world.topology = self._topology
 
     def prepare(self, site: SimulatedSite) -> DistantMember:
-        """Let a site run that has nothing yet, in its place of the topology."""
+        """Start an empty site with its entry in the topology."""
         self.world.start_site(site)
         near = DistantMember(Nearby(), site.name, site)
         near.membership.set_topology(self.world.topology)
@@ -116,7 +116,7 @@ class MembershipChange:
         return near
 
     def copy_any(self, name: str) -> SiteCopy:
-        """A copy of one of those that take part; all keep what a reader of it lacks."""
+        """A copy of one of the sites; all sites keep the changes that it lacks."""
         holder, *others = self._random.sample(self.members(), len(self.world.sites))
         return self.copy_one(name, holder, others)
 
@@ -127,7 +127,7 @@ class MembershipChange:
         return take_copy(holder)
 
     def enter(self, site: SimulatedSite, copy: SiteCopy, point: str) -> None:
-        """Let a site that was built up take part, and what was kept for it go when it has that."""
+        """Let a restored site take part, and release the changes held for it when it has them."""
         near = DistantMember(Nearby(), site.name, site)
         begun = {namespace: near.membership.declare_loaded(namespace) for namespace in NAMESPACES}
         for other in self.world.sites:
@@ -153,7 +153,7 @@ class MembershipChange:
 
 
 class SiteJoining(MembershipChange):
-    """A new site is built up from a copy of another, after all sites have heard of it."""
+    """A new site is loaded from a copy of another, after all sites know it."""
 
     def __init__(self, world: SimulatedWorld, random: Random) -> None:
         super().__init__(world, random)
@@ -183,9 +183,9 @@ class SiteJoining(MembershipChange):
 
 
 class Returning(MembershipChange):
-    """A site loses all its data, and comes back as another incarnation, from a copy that is older.
+    """A site loses all its data, and returns as a new incarnation from an older copy.
 
-    Or it is only believed to be lost: then what was sent in its earlier life still comes.
+    Or it is only believed to be lost, and changes of its earlier incarnation still arrive.
     """
 
     def __init__(self, world: SimulatedWorld, random: Random) -> None:
@@ -212,7 +212,7 @@ class Returning(MembershipChange):
             yield
         yield from self._be_fenced()
         near = self.prepare(self._site)
-        # The answer to the last call may be all that was lost.
+        # Perhaps only the answer to the last call was lost.
         if near.is_rejoining():
             yield from self._get_back(near)
         assert self._copy is not None
@@ -220,7 +220,7 @@ class Returning(MembershipChange):
         self.enter(self._site, self._copy, self._point)
 
     def _get_back(self, near: DistantMember) -> Iterator[None]:
-        """Let the site have what it wrote, and what its copy holds of the others."""
+        """Restore the site's own writes, and the records of other sites in its copy."""
         peers = {member.identity.site: member.host for member in self.members()}
         for namespace in NAMESPACES:
             if self._copy is None:
@@ -229,7 +229,7 @@ class Returning(MembershipChange):
             try:
                 return_namespace(near.host, peers, namespace, self._copy.facts[namespace], write)
             except VersionCollected:
-                # Too old, it says: take another, and do all that again.
+                # The copy is too old: take another one and begin again.
                 self._copy = None
                 self._site.lose()
                 self._site.past.pop()
@@ -240,12 +240,12 @@ class Returning(MembershipChange):
             raise Violation("none", self._site.name, f"all was restored, and {missing} is said to be missing")
 
     def _copy_itself(self) -> SiteCopy:
-        """A copy of the site while it is still there."""
+        """A copy of the site itself, before it is lost."""
         others = [member for member in self.members() if member.site is not self._site]
         return self.copy_one(self._point, self.member(self._site), others)
 
     def _be_fenced(self) -> Iterator[None]:
-        """Let all sites refuse changes of the earlier life that are under way."""
+        """Make all sites refuse changes of the earlier incarnation that are still in flight."""
         name = self._site.name
         entry = self.world.topology.sites[name]
         if self._topology is None or self._topology.epoch > self.world.topology.epoch:
@@ -257,7 +257,7 @@ class Returning(MembershipChange):
 
 
 class Removing(MembershipChange):
-    """A site goes for good, and is gone or runs on without knowing."""
+    """A site is removed for good.  It has stopped, or keeps running without knowing that."""
 
     def __init__(self, world: SimulatedWorld, random: Random) -> None:
         super().__init__(world, random)
@@ -289,7 +289,7 @@ class Removing(MembershipChange):
 
 
 class MembershipChanges:
-    """Makes changes in a world, at their time."""
+    """Runs the membership changes of a world at their times."""
 
     def __init__(self, world: SimulatedWorld, random: Random, wanted: bool | None) -> None:
         self._world = world
@@ -300,12 +300,12 @@ class MembershipChanges:
         self.loses_data = Returning in self._kinds or Removing in self._kinds
 
     def begin(self) -> None:
-        """Let the first change come; the others follow by themselves."""
+        """Schedule the first change, which schedules the next."""
         if self._kinds:
             self._world.schedule.after(self._random.randint(0, BEGIN_MS_MAX), self._go_on)
 
     def finish(self, heal: Callable[[SimulatedSite], None]) -> None:
-        """When everything else is healed, bring what has begun to its end."""
+        """Complete the change in progress, after all other faults are repaired."""
         attempts = 0
         while self._change is not None:
             absent = self._change.absent
@@ -328,7 +328,7 @@ class MembershipChanges:
         self._world.schedule.after(self._random.randint(0, delay_ms_max), self._go_on)
 
     def _take_stage(self) -> bool:
-        """Take the next stage; False if it met with trouble, and all begins again."""
+        """Take the next stage; return False if it failed and the change must be repeated."""
         assert self._change is not None
         try:
             next(self._stages)
@@ -367,7 +367,7 @@ def _watermark(site: SimulatedSite, namespace: str) -> Mapping[int, Version]:
 
 
 def _begin_chronicle(site: SimulatedSite, copy: SiteCopy) -> None:
-    """Let the chronicle of a site that was built up begin with what it has."""
+    """Begin the chronicle of a restored site with the records that it has."""
 
     def read(host: Host) -> tuple[list[SeenChange], Version]:
         loaded, at = [], host.versions.read_version()

@@ -1,9 +1,8 @@
 """A network between sites: calls fail, are repeated, come late and overtake each other, or get no answer.
 
-One site may be unable to call another for a while, though that one still reaches it.  A caller of another
-site gets an answer at once or the error `Unreachable`, and then does not know what has
-become of the call: it was lost on the way, its answer was lost on the way back, or it is still under way and
-arrives when no caller expects it any more.
+One site may be unable to call another for a while, although the other can still call it.  A caller gets an
+answer at once or the error `Unreachable`, and then does not know whether the call was lost, the answer was
+lost, or the call is still in flight and will be run later.
 """
 
 from collections.abc import Callable
@@ -20,7 +19,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, kw_only=True)
 class Weather:
-    """How bad a network is: the chance that a call is lost, or made twice, and how late one may come."""
+    """The faults of a network: the chances that a call is lost or repeated, and the longest delay."""
 
     loss: float = 0.0
     duplication: float = 0.0
@@ -28,7 +27,7 @@ class Weather:
 
 
 class Carrier(Protocol):
-    """Whatever carries calls."""
+    """Runs calls at other places."""
 
     def call(self, caller: str, target: str, action: Callable[[], Result]) -> Result: ...
 
@@ -43,20 +42,20 @@ class Network:
         self._cut: set[tuple[str, str]] = set()
 
     def cut(self, caller: str, target: str) -> None:
-        """Let no calls through from one place to another; those in the other direction still are."""
+        """Block calls from one place to another, but not those in the other direction."""
         self._cut.add((caller, target))
 
     def mend(self, caller: str, target: str) -> None:
-        """Let calls through again."""
+        """Unblock calls from one place to another."""
         self._cut.discard((caller, target))
 
     def heal(self) -> None:
-        """Let everything through again, and lose nothing more."""
+        """Unblock all calls, and lose and repeat none from now on."""
         self._cut.clear()
         self.weather = Weather()
 
     def call(self, caller: str, target: str, action: Callable[[], Result]) -> Result:
-        """Do something at the target, once, twice or not at all, now or later."""
+        """Run an action at the target: once, twice or not at all, now or later."""
         random, weather = self._random, self.weather
         if (caller, target) in self._cut:
             raise Unreachable(f"{target} does not answer {caller}")

@@ -1,4 +1,4 @@
-"""Atomic batches in the simulation of nodes: writers that die after any step, and calls that get lost.
+"""Atomic batches in the simulation of nodes: writers that die after any step, and lost calls.
 
 The rules are the real ones (`routing/batches.py`, `routing/atomic.py`); only the calls between nodes are
 simulated.  Checked in the end: a batch is at all its keys at one version, or at none (promises 3 and 6); one
@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 
 
 class BatchMember(Protocol):
-    """A node of the simulation, as far as batches need it."""
+    """The part of a simulated node that batches use."""
 
     number: int
     offset_ms: int
@@ -42,7 +42,7 @@ class BatchMember(Protocol):
 
 
 class BatchWorld(Protocol):
-    """The simulation of nodes, as far as batches need it."""
+    """The part of the simulation of nodes that batches use."""
 
     random: Random
     time: SimulatedTime
@@ -64,11 +64,11 @@ class BatchWorld(Protocol):
 
 
 class CallerDied(Exception):
-    """A caller goes on no more.  It is none of our errors, so that no code of the caller goes on."""
+    """The death of a caller.  Not a FloodmarkError, so that no code of the caller handles it."""
 
 
 class CalledPartition:
-    """A partition as another node calls it: the call or its answer may get lost, and the caller may die."""
+    """A partition as called by another node: the call or its answer may be lost, and the caller may die."""
 
     def __init__(self, batches: "NodeBatches", owner: BatchMember, partition: Partition) -> None:
         self.id, self.range, self.limits = partition.id, partition.range, partition.limits
@@ -97,7 +97,7 @@ class CalledPartition:
 
 
 class CalledMaps:
-    """The map that a node has, with all partitions behind calls."""
+    """The partition map of a node, in which every partition is reached by simulated calls."""
 
     def __init__(self, batches: "NodeBatches", node: Node) -> None:
         self._batches = batches
@@ -130,7 +130,7 @@ class CalledMaps:
 
 
 class FewMoves:
-    """Tries a call a few times."""
+    """Retries a call a few times."""
 
     def __init__(self, batches: "NodeBatches", maps: CalledMaps, *, stream: bool = False) -> None:
         self._batches = batches
@@ -159,17 +159,17 @@ class NodeBatches:
         self._keys = keys
         # Whether callers die and calls get lost.
         self.calm = False
-        # Whether an open batch of which a partition gives no answer is left open, or is an error.
+        # Whether an open batch with a partition that does not answer stays open, or raises an error.
         self.leaves_open = False
         self._ids = count()
         self._written: dict[bytes, Sequence[bytes]] = {}
         self._acknowledged: dict[bytes, Version] = {}
         self._reads: list[Mapping[bytes, bytes | None]] = []
-        # What each key held at which versions.
+        # The versions and values of each key.
         self.history: dict[bytes, dict[Version, bytes]] = {}
 
     def reach(self, owner: BatchMember, work: Callable[[Node], Result]) -> Result:
-        """Call a node; what it does takes time, in which others go on."""
+        """Call a node.  The call takes time, in which others run."""
         world, chance = self.world, self.world.random.random
         if not self.calm and chance() < DEATHS:
             raise CallerDied
@@ -189,11 +189,11 @@ class NodeBatches:
             world.busy.pop()
 
     def is_lost(self) -> bool:
-        """Whether a message gets lost."""
+        """Draw whether a message is lost."""
         return not self.calm and self.world.random.random() < LOSSES
 
     def settle(self, node: Node, batch: str, siblings: Sequence[bytes]) -> Fate:
-        """The settler of a node: it asks the partitions of a batch, and waits for none."""
+        """The settler of a node: asks the partitions of a batch, without waiting for any."""
         maps = CalledMaps(self, node)
         try:
             return ask_fate(maps.call, batch, siblings)
@@ -203,7 +203,7 @@ class NodeBatches:
             return Fate(Decision.UNDECIDED)
 
     def beat(self, node: Node) -> None:
-        """Write a heartbeat, which leaves batches open that cannot be settled."""
+        """Write a heartbeat; batches that cannot be settled stay open."""
         self.leaves_open = True
         try:
             node.heartbeat()
@@ -255,7 +255,7 @@ class NodeBatches:
         self._reads.append(read_atomic(router, keys, snapshot))
 
     def forget(self, member: BatchMember) -> None:
-        """Forget what has become of old batches at a node."""
+        """Delete the outcomes of old batches at a node."""
         if member.lives:
             node = self.world.any_life(member)
             maps = CalledMaps(self, node)
@@ -264,7 +264,7 @@ class NodeBatches:
     # What was observed
 
     def add(self, key: bytes, version: Version, stored: bytes | None) -> None:
-        """Note what is stored at a key; None: nothing any more."""
+        """Record the value stored at a key at a version; None if it was removed."""
         history = self.history.setdefault(key, {})
         if stored is None:
             history.pop(version, None)
@@ -272,7 +272,7 @@ class NodeBatches:
             history[version] = live_value(stored, 0) or b""
 
     def judge(self, site: str) -> None:
-        """Check all batches and all reads, when no batch is open any more."""
+        """Check all batches and all reads, after all batches have ended."""
         if left := next(read_prepared(self.world.engine), None):
             raise Violation("6", site, f"{left[0]} stays prepared")
         batches: list[dict[bytes, Version]] = []

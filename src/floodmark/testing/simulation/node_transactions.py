@@ -1,8 +1,8 @@
 """Serializable transactions in the simulation of nodes, beside plain puts and atomic batches.
 
 Clients, transactions, coordinators and the rules of read versions are the real ones; only calls are
-simulated.  A client stands beside the nodes: between any two of its calls others go on, and it may die.  The
-coordinator is at one of the nodes, is as slow as that node, and moves with its log to another one.
+simulated.  Clients are separate from the nodes: between any two calls of a client others run, and it may die.
+The coordinator is at one of the nodes, is as slow as that node, and moves with its log to another one.
 
 Checked in the end: what all transactions read and wrote is serializable, in real time (promise 7); no aborted
 transaction has written; and no snapshot shows money that a transfer has lost or made.
@@ -184,13 +184,13 @@ class Client(TransactionCalls):
         return self._called
 
     def _ask_version(self) -> Version:
-        """Ask the node for a read version, which asks the others."""
+        """Ask the node for a read version; it asks the other nodes."""
         return self._owner.batches.reach(self._member, lambda _: self._owner.read_version(self._member))
 
 
 @dataclass
 class Noted:
-    """A transaction that notes what it reads and writes."""
+    """A transaction that records its reads and writes."""
 
     client: Client
     transaction: Transaction
@@ -218,7 +218,7 @@ class Noted:
 
 
 class Addition(NamedTuple):
-    """What a transaction adds to counters, and a value that it writes elsewhere, which tells its version."""
+    """The additions of a transaction to counters, and a value written elsewhere, to find its version."""
 
     name: str
     adds: Mapping[bytes, int]
@@ -267,7 +267,7 @@ class NodeTransactions:
         return self._keeper
 
     def restart(self, _: Any) -> None:
-        """Let another node keep the site, with what the log says."""
+        """Make another node keep the site, which recovers the log."""
         if self._keeper is not None:
             self._keeper.close()
             self._keeper = None
@@ -276,12 +276,12 @@ class NodeTransactions:
             self._keeper = SimulatedTransactions(self, self.world.random.choice(living))
 
     def sweep(self, _: Any) -> None:
-        """End what is past its deadline, and tell participants of what was decided."""
+        """Abort transactions past their deadline, and send decisions to participants."""
         keeper = self.keeper()
         self.batches.reach(keeper.member, lambda _: keeper.sweep())
 
     def settle(self, transaction: str) -> Fate:
-        """What a partition that meets a prepared write is told, after a while."""
+        """The decision for a partition that finds a prepared write, after a delay."""
         fate = self.keeper().fate(transaction)
         if fate.decision is Decision.UNDECIDED and not self.batches.leaves_open:
             self.world.pass_time(500)
@@ -355,7 +355,7 @@ class NodeTransactions:
 
     @contextmanager
     def observe(self, writes: Mapping[bytes, bytes]) -> Iterator[None]:
-        """Note a plain write or a batch, under qualified keys."""
+        """Record a plain write or a batch, by qualified keys."""
         plain = {key[NAMESPACE_BYTES:]: value for key, value in writes.items()}
         name, ended = f"write {next(iter(plain.values())).decode()}", None
         try:
@@ -422,7 +422,7 @@ class NodeTransactions:
             self.world.busy.pop()
 
     def judge(self, site: str) -> None:
-        """Hold the history against the records that there are."""
+        """Check the history against the stored records."""
         if self._keeper is not None:
             self._keeper.close()
         orders = {
@@ -439,7 +439,7 @@ class NodeTransactions:
             raise Violation("7", site, str(error)) from error
 
     def _resolve_additions(self, site: str) -> None:
-        """Tell which totals the transactions have written that have added to counters."""
+        """Compute the totals that transactions with additions to counters have written."""
         held = {key[NAMESPACE_BYTES:]: versions for key, versions in self.batches.history.items()}
         writes: dict[str, dict[bytes, bytes]] = {}
         totals = dict.fromkeys(COUNTERS, 0)

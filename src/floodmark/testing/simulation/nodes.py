@@ -1,10 +1,10 @@
 """One site of one to three nodes on a shared engine, in one thread under one seed.
 
-The nodes are real (`partition/membership.py`).  Each engine call of a node may be interrupted: other nodes go
-on, beat, take over and write for some seconds, and then the first one continues where it stood, as a process
-does that was suspended or cut off.  Clients call old incarnations as well as new ones.  A harsh world
-interrupts nodes for long, only in the middle of what clients ask for, and writes fail that have happened or
-have not.
+The nodes are real (`partition/membership.py`).  Each engine call of a node may be interrupted: other nodes
+run, beat, take over and write for some seconds, and then the first one continues at the same place, like a
+process that was suspended or cut off.  Clients call old incarnations as well as new ones.  A harsh world
+interrupts nodes for longer, and only during calls of clients, and writes fail with or without having
+happened.
 
 Checked as it goes: a change lies above all that was announced for its key (promise 3) and above earlier
 versions of it (2), a sealed log stays as it is (4), a feed tells exactly what was written (4), the heartbeats
@@ -130,10 +130,10 @@ def _is_seal(row: WriteRow) -> bool:
 
 
 class NodeHistory:
-    """All that was written, announced and acknowledged."""
+    """All writes, announced versions and acknowledgements, which it checks."""
 
     def __init__(self, note: Callable[[bytes, Version, bytes | None], None]) -> None:
-        # Told of each record that is stored or removed.
+        # Called for each record that is stored or removed.
         self._note = note
         self.versions: dict[bytes, set[Version]] = {key: set() for key in ALL_KEYS}
         self.announced: dict[bytes, Version] = dict.fromkeys(ALL_KEYS, 0)
@@ -188,7 +188,7 @@ class NodeHistory:
         self.announce(KeyRange(), beat.through)
 
     def announce(self, keys: KeyRange, version: Version) -> None:
-        """Note what a partition has said to be resolved."""
+        """Record a version that a partition has announced as resolved."""
         for key in ALL_KEYS:
             if keys.contains(key):
                 self.announced[key] = max(version, self.announced[key])
@@ -212,7 +212,7 @@ class Member:
         self.due_ms = 0
         self.lives: list[Node] = []
         self.names: list[int] = []
-        # What its present incarnation is in the middle of.
+        # The operation in which its present incarnation is interrupted.
         self.doing = ""
         self._world = world
         self.shared: SharedNode | None = None
@@ -301,7 +301,7 @@ class NodesWorld:
     # A wait of the only thread ends no open batch.
     @patch.object(settling, "ASK_SECONDS", 0)
     def run(self, steps: int = STEPS) -> None:
-        """Live through some steps, and look at everything in the end."""
+        """Run some steps, and check everything at the end."""
         for member in self.members:
             self._call(member, lambda member: member.start())
         if self._cuts is ALL_KEYS:
@@ -326,7 +326,7 @@ class NodesWorld:
     # Time
 
     def pause(self, *, seals: bool = False) -> None:
-        """Perhaps interrupt the node at work, for as long as it takes to be declared dead."""
+        """Perhaps interrupt the running node, for long enough to be declared dead."""
         if not 0 < len(self.busy) <= self.depth_max or not self._pauses_left:
             return
         member = self.busy[-1]
@@ -346,7 +346,7 @@ class NodesWorld:
         self.act()
 
     def pass_time(self, milliseconds: int) -> None:
-        """Let time pass for all, and the nodes that are free beat and watch."""
+        """Advance the time of all; nodes that are not interrupted beat and watch."""
         self.time.advance(milliseconds)
         for member in self.members:
             if member not in self.busy and member.due_ms <= self.time():
@@ -355,7 +355,7 @@ class NodesWorld:
                 self._call(member, self._tick)
 
     def act(self) -> None:
-        """Let a node that is free do something."""
+        """Run an action at a node that is not interrupted."""
         free = [member for member in self.members if member not in self.busy]
         if free:
             action = self.random.choices(self._actions, self._weights)[0]
@@ -370,7 +370,7 @@ class NodesWorld:
         finally:
             self.busy.pop()
 
-    # What is done
+    # Actions
 
     def _tick(self, member: Member) -> None:
         if member.shared is None:
@@ -461,7 +461,7 @@ class NodesWorld:
             raise _violation(promise, "was written and not told, or the other way round", key, version)
 
     def _follow_late(self, member: Member) -> None:
-        """Read on with a feed that is far behind, as far as another has come: it may have to begin anew."""
+        """Advance a feed that is far behind to the position of another; it may have to begin anew."""
         if member.lives:
             since, until = self._late_position, self._position
             try:
@@ -497,7 +497,7 @@ class NodesWorld:
             node.reshaping.move(partition.id, self.random.choice(self.members).number)
 
     def _rename(self, member: Member) -> None:
-        """Change the catalog, as a keeper does: by what it has in memory."""
+        """Change the catalog from its state in memory, as a keeper does."""
         if member.shared is not None and member.shared.engine.keeper is not None:
             number, engine = next(self.numbers), member.shared.engine
             names = [*member.names, number]
@@ -547,7 +547,7 @@ def run_nodes(
 ) -> Violation | None:
     """Run one seed, perhaps with a planted fault, in a harsh world or with transactions.
 
-    The promise that it breaks.
+    Returns the violation of a promise, or None.
     """
     try:
         with nullcontext() if fault is None else plant(fault, {**NODE_FAULTS, **TRANSACTION_FAULTS}):

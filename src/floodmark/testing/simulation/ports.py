@@ -1,6 +1,6 @@
-"""The ports of a simulated site's host, as its callers reach them.
+"""The ports of a simulated site's host, as reached by callers.
 
-A simulated site has one host after another: each call asks the one that it has then.
+A simulated site has one host after another, and each call goes to the current one.
 """
 
 from collections.abc import Callable
@@ -18,12 +18,12 @@ from floodmark.host.ports import (
     VersionPort,
 )
 
-# Has the host of a site do something, and returns its answer.
+# Runs an action on the host of a site, and returns the result.
 Ask = Callable[[Callable[[Host], Any]], Any]
 
 
 class DistantPorts:
-    """The ports of a host elsewhere; a base class of the callers' sites."""
+    """The ports of a remote host.  The base class of sites as reached by callers."""
 
     def __init__(self, ask: Ask) -> None:
         self.namespaces = cast(NamespacePort, _DistantPort(ask, "namespaces"))
@@ -37,7 +37,7 @@ class DistantPorts:
 
     @property
     def host(self) -> Host:
-        """The site as a host, for callers that need no more than it has."""
+        """This object as a `Host`, for callers that use only the ports."""
         return cast(Host, self)
 
 

@@ -1,9 +1,9 @@
-"""Publishers of data sets: they replace all that `users` holds at every site that they reach, now and then.
+"""Publishers of data sets, which at times replace the content of `users` at every site that they reach.
 
-A publisher runs what `Site.generations.publish` runs.  Between any two of its calls others write, read, cut
-and crash, and it may die.  Then it goes on with the same rows, or begins with others.  Sites that it leaves
-out, or that fail when others have swapped, get the data set by their links.  Now and then it goes back to the
-data set before, and tries that until the links have brought what it needs.
+A publisher runs the code of `Site.generations.publish`.  Between any two of its calls others write, read,
+split and crash, and it may die.  Then it resumes with the same rows, or begins with others.  Sites that it
+leaves out, or that fail when others have swapped, get the data set over their links.  At times it rolls back
+to the previous data set, and retries until the links have brought the changes that it needs.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,7 +50,7 @@ TRIES: Final = 6
 # A rollback makes many calls, so less happens between two of them.
 SLOW: Final = 0.05
 BASE_AGE_MAX: Final = 3 << 18
-# What a publisher is told when clocks are apart, sites fail, or another is at work.
+# The errors that a publisher gets if clocks differ, sites fail, or another publisher is at work.
 EXPECTED: Final = (
     *TROUBLE,
     ClockSkew,
@@ -60,16 +60,16 @@ EXPECTED: Final = (
     VersionCollected,
     VersionInFuture,
 )
-# Rounds of all links after which each site has what any has, and the newest data set.
+# Rounds of all links after which all sites hold the same changes and the newest data set.
 ROUNDS: Final = 3
 
 
 class Died(BaseException):
-    """The publisher's process ended here."""
+    """The end of the publisher's process."""
 
 
 class Publisher:
-    """Publishes one data set after the other.  `act` lets something else happen."""
+    """Publishes one data set after another.  `act` runs a random action of the world."""
 
     def __init__(
         self, sites: Sequence[SimulatedSite], network: Carrier, random: Random, act: Callable[[], None]
@@ -88,7 +88,7 @@ class Publisher:
         self._rollbacks: list[_Rollback] = []
 
     def poll(self) -> None:
-        """Publish something, or go on with what was left."""
+        """Publish a data set, or resume an unfinished publication."""
         if self._is_busy:
             return
         random = self._random
@@ -159,7 +159,7 @@ class Publisher:
         )
 
     def _try_often(self, action: Callable[[], Result]) -> Result:
-        """Do something while links lag and sites fail."""
+        """Retry an action while links lag and sites fail."""
         for _ in range(TRIES):
             with suppress(LinkStalled, *TROUBLE):
                 return action()
@@ -168,7 +168,7 @@ class Publisher:
         return action()
 
     def meanwhile(self) -> None:
-        """Let others act, and die now and then."""
+        """Run actions of others, and die sometimes."""
         if self._is_busy:
             if self._random.random() < self._pace * 0.5:
                 self._act()
@@ -176,12 +176,12 @@ class Publisher:
                 raise Died
 
     def finish(self) -> None:
-        """When everything is healed, drop what is left, as garbage collection does after an hour."""
+        """Drop unfinished generations at the end of the run, as garbage collection does after an hour."""
         for site in self._sites:
             self._drop_left(site)
 
     def check(self) -> None:
-        """Look at the rollbacks, when the chronicles are complete."""
+        """Check the rollbacks, after the chronicles are complete."""
         for rollback in self._rollbacks:
             rollback.check()
 
@@ -219,7 +219,7 @@ class _Rollback(NamedTuple):
     reads: Sequence[ChangesRequest]
 
     def check(self) -> None:
-        """The rows are the earlier data set with all changes since, those of all sites up to the base."""
+        """Check that the rows are the earlier data set with all later changes of all sites up to the base."""
         chronicle, since, until = self.near[0].chronicle, self.reads[0].since, self.reads[-1].until
         assert until is not None
         records = chronicle.records(NAMESPACES[0], since - 1)
@@ -233,7 +233,7 @@ class _Rollback(NamedTuple):
         for seen in _changes(chronicle, 0, until):
             stamp = find_origins([seen.stored])[0] or encode_stamp(seen.version, chronicle.site_id)
             newest[seen.key.key] = max(stamp, newest.get(seen.key.key, NO_STAMP))
-        # What is older than the data set that was read may be gone.
+        # Changes older than the present data set may be missing.
         oldest = stamp_version(chronicle.data_set_at(until))
         for site in self.near:
             for seen in _changes(site.chronicle, oldest, stamp_version(self.stamp)):
@@ -255,7 +255,7 @@ def _changes(chronicle: Chronicle, since: Version, until: Version) -> Iterator[S
 
 
 class _DistantPlace(DistantMember):
-    """A site as a publisher reaches it."""
+    """A site as reached by a publisher."""
 
     # What was read there for a rollback, and the rows that were loaded.
     reads: list[ChangesRequest]

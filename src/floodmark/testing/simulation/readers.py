@@ -1,8 +1,8 @@
 """Readers of a site: feeds that resume from checkpoints, and snapshots that are read again and again.
 
-A feed must get what the chronicle has, in whole, from wherever it resumes (promise 4), or be told at once
-that garbage collection has passed its checkpoint (promise 5); that must not happen to one that holds a safe
-point.  A snapshot never changes.
+Wherever a feed resumes, it must get all changes of the chronicle (promise 4), or fail at once because garbage
+collection has passed its checkpoint (promise 5), which must not happen to a feed with a safe point.  A
+snapshot never changes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ POLLS_MAX: Final = 3
 
 
 class FeedReader:
-    """Reads one namespace or all, in pieces, and forgets now and then all but its checkpoint."""
+    """Reads one namespace or all, in pieces, and sometimes loses all state except its checkpoint."""
 
     def __init__(self, site: SimulatedSite, name: str, random: Random, *, follows: bool, holds: bool) -> None:
         self.name = name
@@ -44,7 +44,7 @@ class FeedReader:
         self._goes_on = site.data_sets is not None and not self._partial
 
     def poll(self) -> None:
-        """Read on a little, and check what came."""
+        """Read some changes, and check them."""
         if self._checkpoint is None:
             self._begin()
             return
@@ -62,7 +62,7 @@ class FeedReader:
             self._save()
 
     def _begin(self) -> None:
-        """Begin at what is resolved: everything after it must come."""
+        """Begin at the resolved version: every later change must be delivered."""
         self._site.extend_chronicle()
         start = self._site.chronicle.through
         if self._holds:
@@ -71,7 +71,7 @@ class FeedReader:
 
     def _read(self) -> tuple[list[SeenChange], Version]:
         if self._life != self._site.life or self._random.random() < 0.2:
-            # The reader has crashed, or the site has: what is known is the checkpoint.
+            # The reader or the site has crashed, so only the checkpoint is left.
             self._stream, self._life = None, self._site.life
             assert self._checkpoint is not None
             self._position = self._checkpoint
@@ -192,12 +192,12 @@ class RepeatedReader:
         self._version = None
 
     def _expected_rows(self, judged_ms: int) -> dict[bytes, bytes]:
-        """What the chronicle says that a reader finds who judges expiry at a time."""
+        """The rows that a reader must find by the chronicle, with expiry judged at a time."""
         values = {key: live_value(stored, judged_ms) for key, stored in self._records.items()}
         return {key: value for key, value in values.items() if value is not None}
 
     def _check_watermark(self, version: Version) -> None:
-        """Whatever a watermark covers must have made its way into the snapshot."""
+        """Check that the snapshot includes every change that the watermark covers."""
         records = self._site.chronicle.records(self._namespace, version)
         # Of a site that was removed, changes that no site had got are lost though the watermark covers them.
         for source in [site for site in self._sites if site.id in self._watermark]:

@@ -53,7 +53,7 @@ class Success(NamedTuple):
 def run_seed(
     seed: int, *, steps: int = STEPS, fault: str | None = None, publishes: bool = False
 ) -> Success | Failure:
-    """Run one seed, and say what came of it."""
+    """Run one seed, and return the result."""
     world = World(seed, publishes=publishes)
     try:
         with nullcontext() if fault is None else plant(fault):
@@ -66,6 +66,6 @@ def run_seed(
 def first_failure(
     seeds: Iterable[int], *, steps: int = STEPS, fault: str | None = None, publishes: bool = False
 ) -> Failure | None:
-    """Run seeds until one fails."""
+    """Run seeds until one fails; return the failure, or None."""
     outcomes = (run_seed(seed, steps=steps, fault=fault, publishes=publishes) for seed in seeds)
     return next((outcome for outcome in outcomes if isinstance(outcome, Failure)), None)

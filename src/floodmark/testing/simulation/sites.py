@@ -1,7 +1,7 @@
-"""A simulated site: the real thing on a simulated disk and clock, which crashes and comes back.
+"""A simulated site: a real site on a simulated disk and clock, which crashes and restarts.
 
-Whatever is done to it goes through `call`, which turns the end of the process into a site that is down, and
-everything else that may go wrong into an error that the caller looks at.
+All access goes through `call`.  After the end of the process the site is down; other faults are errors that
+the caller must handle.
 """
 
 from collections import Counter
@@ -45,7 +45,7 @@ from floodmark.testing.simulation.workload import PlannedWrite
 RETENTION: Final = timedelta(milliseconds=100)
 SYNC_MS_MAX: Final = 2
 SLOW_SYNC_MS_MAX: Final = 200
-# The safe point of the chronicle, which must not miss anything.
+# The safe point of the chronicle, which must get every change.
 CHRONICLE: Final = "chronicle"
 HOLD: Final = timedelta(hours=1)
 
@@ -56,12 +56,12 @@ class Down(Closed):
     """The site is not running."""
 
 
-# What a caller must be ready for, at any time.
+# The errors that any call may raise.
 TROUBLE: Final = (Down, OutcomeUnknown, Retryable)
 
 
 class SimulatedSite:
-    """One site through all its lives."""
+    """One site through all its restarts."""
 
     def __init__(
         self, name: str, site_id: int, *, true_time: SimulatedTime, random: Random, history: RunHistory
@@ -106,17 +106,17 @@ class SimulatedSite:
         return self._site is not None
 
     def note(self, what: str) -> None:
-        """Take down what happens to the whole site."""
+        """Record an event that concerns the whole site."""
         self._history.add(self._true_time(), self.name, what)
 
     def note_arrival(self, rows: Mapping[bytes, bytes]) -> None:
-        """Take down that changes of other sites come in."""
+        """Record the arrival of changes of other sites."""
         keys = [unqualified(key) for key in rows]
         stamps = sorted({show_version(stamp_version(origin)) for origin in find_origins(list(rows.values()))})
         self._history.add(self._true_time(), self.name, f"changes of {' '.join(stamps)} arrive:", keys=keys)
 
     def start(self, *, disturbed: bool = False) -> None:
-        """Open the site on what its disk holds; it stays down if that fails."""
+        """Open the site on its disk; it stays down if that fails."""
         self.disk = self.disk.restart()
         if disturbed:
             self.disk.disturb(self._random)
@@ -136,7 +136,7 @@ class SimulatedSite:
             self._lose_power()
 
     def create_namespaces(self, topology: Topology) -> None:
-        """Make the namespaces that every site has, and share them."""
+        """Create the namespaces that all sites share, and put the topology in force."""
         assert self._site is not None
         for name, merge in POLICIES.items():
             self._site.create_namespace(name, merge=merge, retention=RETENTION)
@@ -165,7 +165,7 @@ class SimulatedSite:
         self.note(f"crashed; {unsynced - keep} of {unsynced} unsynced writes are lost")
 
     def lose(self) -> None:
-        """The site is gone, with all that it had.  If it comes back, it begins from nothing."""
+        """Lose the site with all its data.  If it returns, it is empty."""
         self._site = None
         self.disk = SimulatedDisk(self)
         self.witness = VersionWitness(self.name)
@@ -175,13 +175,13 @@ class SimulatedSite:
         self.note("lost with all its data")
 
     def split_off(self) -> "SimulatedSite":
-        """The site as it is, for when it was given up and yet runs on: only its links know of it."""
+        """A running site that was given up, as an object of its own: only its links still reach it."""
         ghost = copy(self)
         ghost.disk.show_to(ghost)
         return ghost
 
     def call(self, action: Callable[[Site], Result]) -> Result:
-        """Do something at the site.  Raises Down if it is not running, or ends on the way."""
+        """Run an action at the site.  Raises Down if the site is not running, or crashes meanwhile."""
         if self._site is None:
             raise Down(f"{self.name} is down")
         try:
@@ -194,17 +194,17 @@ class SimulatedSite:
                 raise self.witness.found
 
     def call_host(self, action: Callable[[Host], Result]) -> Result:
-        """`call` for what stands behind the site."""
+        """`call` for the host of the site."""
         return self.call(lambda site: action(site.host))
 
     # Promises
 
     def announce(self, resolved: Version) -> None:
-        """Hold the site to a resolved version that it has told."""
+        """Record a resolved version that the site has announced, and check it."""
         self.witness.announce(resolved, self.disk.unsynced_rows())
 
     def write(self, write: PlannedWrite) -> None:
-        """Let a writer try something, and remember what it was told."""
+        """Attempt a write, and record its outcome."""
         low, result, error = self.witness.written, None, ""
         try:
             result = self.call(write.run)
@@ -234,7 +234,7 @@ class SimulatedSite:
     def _check_answer(
         self, write: PlannedWrite, result: Version | bool | None, low: Version, high: Version
     ) -> None:
-        """Hold the site to what it has told a writer; `result` is None if it has told nothing."""
+        """Check the result of a write; `result` is None if the site returned none."""
         problem = None
         if type(result) is int and result != high and not (write.prepares and low < result < high):
             problem = "2", f"got version {show_version(result)}, and wrote at {show_version(high)}"
@@ -249,7 +249,7 @@ class SimulatedSite:
 
     @property
     def era(self) -> tuple[int, int]:
-        """Its life, and how often it has recovered in it: another era may lack what was not synced."""
+        """The numbers of restarts and of recoveries.  A later era may lack unsynced writes of this one."""
         recoveries = 0 if self._site is None else embedded(self._site.host).node.storage.recoveries
         return self.life, recoveries
 
@@ -258,7 +258,7 @@ class SimulatedSite:
         self._census[what] += 1
 
     def read_changes(self, request: ChangesRequest) -> tuple[list[SeenChange], Version]:
-        """Read a stream that ends by itself; what it told, and up to where."""
+        """Read a stream to its end; return its changes, and the version up to which it went."""
         batches = self.call_host(lambda host: list(host.changes(request)))
         self._census.update(batch.way for batch in batches if batch.keys)
         through = batches[-1].through if batches else request.since
@@ -271,7 +271,7 @@ class SimulatedSite:
         return batch
 
     def extend_chronicle(self) -> None:
-        """Read on to the present."""
+        """Extend the chronicle to the present."""
         chronicle = self.chronicle
         while self.data_sets is not None:
             row = self.call_host(lambda host: _next_data_set(host, chronicle.through))
@@ -292,7 +292,7 @@ class SimulatedSite:
         chronicle.extend(told, through)
 
     def check_links(self) -> None:
-        """No account of a link may disagree: nothing was lost, doubled or altered on the way."""
+        """Check that no account of a link has findings: no change was lost, duplicated or altered."""
         for (namespace, source), row in self.call_host(lambda host: embedded(host).links.rows).items():
             if row.findings:
                 raise Violation(
@@ -313,7 +313,7 @@ class SimulatedSite:
         self._census["keys collected"] += report.keys_removed
 
     def census(self) -> Counter[str]:
-        """How much of what a run is about there was at this site."""
+        """Counts of the events of interest at this site."""
         return Counter(self._census)
 
 

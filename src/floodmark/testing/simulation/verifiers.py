@@ -1,8 +1,8 @@
-"""Verifiers: who compares sites while everything goes on must not call drift what is only lag (promise 9).
+"""Verifiers, which compare sites while everything runs: they must not report lag as drift (promise 9).
 
-A verifier stands at one site after the other, reads them one by one, and asks for their collected horizons
-last, while time passes in between: all that the sites do meanwhile may come between two of its steps.  It now
-and then looks again at what has changed since, and at what was lagging.
+A verifier fixes the versions of the sites, reads the sites one after another, and reads their collected
+horizons last.  Time passes in between, so the sites may do anything between two of its steps.  At times it
+compares the keys again that have changed since or were lagging.
 """
 
 from collections import Counter
@@ -44,15 +44,15 @@ Result = TypeVar("Result")
 
 STAGES_MAX: Final = 3
 
-# The safe point of a verifier.  It is soon over, for one that is gone must not keep everything.
+# The safe point of a verifier.  Its lifetime is short, so that a dead verifier does not hold back collection.
 VERIFIER: Final = "verifier"
 HELD: Final = timedelta(seconds=2)
-# A site that takes no part, or that has collected what is asked for when the safe point was over.
+# The errors of a site that takes no part, or that has collected the version after the safe point expired.
 CANNOT_TELL: Final = (InvalidConfiguration, NamespaceNotFound, VersionCollected)
 
 
 class VisitedSite(DistantPorts):
-    """A simulated site as a comparison reaches it, through all its lives."""
+    """A simulated site as reached by a comparison, through all its restarts."""
 
     def __init__(self, site: SimulatedSite) -> None:
         super().__init__(site.call_host)
@@ -96,7 +96,7 @@ class Verifier:
         self.census: Counter[str] = Counter()
 
     def poll(self) -> None:
-        """Do what comes next, or some of it at once.  A verifier that meets with trouble begins anew."""
+        """Take the next step or several.  After an error the comparison begins anew."""
         try:
             for _ in range(self._random.randint(1, STAGES_MAX)):
                 next(self._stages)
@@ -107,7 +107,7 @@ class Verifier:
             raise
 
     def begin_anew(self) -> None:
-        """Give up a comparison: a site that took part in it has left, or cannot tell."""
+        """Abandon a comparison, because one of its sites has left or cannot be compared."""
         self._stages = self._run()
 
     def _run(self) -> Iterator[None]:
@@ -139,7 +139,7 @@ class Verifier:
 
 
 def require_no_drift(comparison: Comparison, namespace: str) -> set[bytes]:
-    """Refuse a report that must be false; the keys that are only lagging."""
+    """Raise a Violation for any drift, which must be false; return the keys that lag."""
     lagging: set[bytes] = set()
     for finding in comparison:
         if isinstance(finding, Drift):
@@ -169,7 +169,7 @@ def find_all(sites: Iterable[SimulatedSite], namespace: str) -> list[Drift | Lag
 
 
 def check_agreement(sites: Iterable[SimulatedSite]) -> None:
-    """When all has arrived, nothing has drifted and nothing is lagging."""
+    """Check, after all changes have arrived, that no key has drifted or lags."""
     chosen = list(sites)
     for namespace in NAMESPACES:
         for finding in find_all(chosen, namespace):

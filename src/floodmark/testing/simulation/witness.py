@@ -1,11 +1,12 @@
-"""What a site's disk was given, against what the site has said: promises 2 and 3 where they are made.
+"""Checks the writes to a site's disk against the versions that the site announces: promises 2 and 3.
 
 Every commit is a row of a change log, so a witness at the disk sees each one before any reader does, also
-those whose fate stays unknown.  A version must lie above all that were ever written here, and above every
-resolved version that was announced; and what is announced must not hang on an unsynced write.  What was
-prepared has its version from then on, and may be overtaken until it is committed.
+those with an unknown outcome.  A version must be above all versions ever written here, and above every
+announced resolved version; and an announced version must not depend on an unsynced write.  A prepared write
+has its version from its prepare on, and may be overtaken until it is committed.
 
-What a witness finds it also remembers: the site that it interrupts may take that for a failure of the disk.
+A witness also stores its findings, because the site that it interrupts may handle the error as a disk
+failure.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,7 +29,7 @@ class VersionWitness:
         self.found: Violation | None = None
 
     def writing(self, rows: Sequence[WriteRow]) -> None:
-        """A batch goes to the disk."""
+        """Check a batch that is about to be written."""
         versions = log_versions(rows)
         if not versions:
             return
@@ -53,7 +54,7 @@ class VersionWitness:
         self.written = max(self.written, *versions)
 
     def announce(self, resolved: Version, unsynced: Iterable[WriteRow]) -> None:
-        """The site says that everything up to here is durable, and that nothing will be added."""
+        """Check and record a resolved version that the site announces."""
         if resolved < self.announced:
             raise Violation("3", self._site, f"resolved went back to {show_version(resolved)}")
         if early := [version for version in log_versions(unsynced) if version <= resolved]:

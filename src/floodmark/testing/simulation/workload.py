@@ -1,6 +1,6 @@
-"""Random writers: what they try, and how to recognise it in a feed afterwards.
+"""Random writes, and how to recognise them in a feed afterwards.
 
-Every write carries a number of its own, so that a value tells which write it was.
+Every write has a number of its own, so that a value identifies its write.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,17 +27,17 @@ FIELDS: Final = ("city", "mail", "name")
 BATCHES: Final = 0.15
 TTL_SECONDS: Final = (1, 2, 5)
 
-# Whether a change is what a write meant: by the record that was there before, and what was logged.
+# Whether a logged change is the intended one; takes the record before it and the logged value.
 Check: TypeAlias = Callable[[bytes | None, bytes], bool]
 BatchWrite: TypeAlias = Callable[[Site, Batch], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedWrite:
-    """Something that a writer is about to do; `run` returns the version, if the site tells it.
+    """A write to attempt.  `run` returns its version, if the site returns one.
 
-    A write that decides inside its commit whether it happens returns False if it did not.  One that
-    `prepares` first may be overtaken by heartbeats.
+    A conditional write returns False if it did not happen.  One that `prepares` first may be overtaken by
+    heartbeats.
     """
 
     operation: str
@@ -110,7 +110,7 @@ def _add(name: str, key: bytes, adds: int) -> BatchWrite:
 
 
 class _Writer:
-    """One write, being chosen; a method for each merge policy."""
+    """Chooses one write; it has a method for each merge policy."""
 
     def __init__(self, random: Random, number: int, site: int, name: str, durability: Durability) -> None:
         self._random = random
@@ -166,7 +166,7 @@ class _Writer:
         )
 
     def _prepare(self, value: bytes) -> PlannedWrite:
-        """A put as a transaction makes it: prepared, and committed when some heartbeats have gone by."""
+        """A put like that of a transaction: prepared, and committed after some heartbeats."""
         name, key, transaction = self._name, self._key, f"transaction {self._number}"
         beats = self._random.randrange(4)
 
@@ -274,7 +274,7 @@ def _added(site: int, adds: int) -> Check:
 
 
 def own_total(stored: bytes | None, site: int) -> int:
-    """What a site has added to a counter, by a stored state of it."""
+    """The total that a site has added to a counter, from its stored state."""
     state = None if stored is None else decode_state(stored)
     entries = state.entries if isinstance(state, CounterState) else ()
     return sum(entry.total for entry in entries if entry.site == site)

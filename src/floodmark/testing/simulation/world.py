@@ -1,8 +1,8 @@
 """A few sites, their writers, readers and faults, in one thread and under one seed.
 
-Every step is drawn from one generator of random numbers, so a seed is a history.  Each seed also draws its
-climate: a world in which everything goes wrong all the time hides what one would show in which only clocks
-jump.
+Every step is drawn from one generator of random numbers, so a seed determines the history.  Each seed also
+draws its climate: if everything failed all the time, that would hide bugs that show only when, for example,
+clocks jump.
 """
 
 import logging
@@ -44,7 +44,7 @@ SITES: Final = {"oslo": 1, "rome": 2, "bonn": 3}
 PARTITIONS_MAX: Final = 5
 CUT_MS_MAX: Final = 5_000
 GHOST_MS_MAX: Final = 150
-# How often data sets are published, in a world that has any.
+# The weight of publishing data sets, in a world with publishers.
 PUBLISHES: Final = 3
 TOPOLOGY: Final = Topology(
     epoch=1,
@@ -143,9 +143,9 @@ class World:
     """A run of one seed."""
 
     def __init__(self, seed: int, changes: bool | None = None, *, publishes: bool = False) -> None:
-        """`changes` says whether sites join, are lost and go; else that is drawn as well.
+        """`changes` is whether sites join, are lost and are removed; if None, this is drawn.
 
-        In a world that `publishes` data sets, they do not.
+        A world that `publishes` data sets has no such changes.
         """
         self.random = Random(seed)
         self.history = RunHistory()
@@ -159,7 +159,7 @@ class World:
         self.climate = climate = draw_climate(self.random)
         self.topology = TOPOLOGY
         self.copies: dict[str, SiteCopy] = {}
-        # Drawn apart: in a world without such changes everything else is as it was.
+        # Drawn from a generator of its own, so that worlds without such changes keep their histories.
         self._membership = MembershipChanges(
             self, Random(f"membership {seed}"), False if publishes else changes
         )
@@ -179,8 +179,8 @@ class World:
         self._actions = Actions(self, self._numbers, self._verifier).weights
 
     def run(self, steps: int = STEPS) -> None:
-        """Live through some steps, then let everything heal and compare the sites."""
-        # A follower that finds nothing waits a moment of real time, and no other thread is here to wait for.
+        """Run some steps, then repair everything and compare the sites."""
+        # A follower without changes would wait in real time, although there is no other thread to wait for.
         with patch.multiple("floodmark.feed.reading.reader", GATHER_SECONDS=0, FOLLOW_SECONDS=0), _silence():
             try:
                 self._begin()
@@ -193,7 +193,7 @@ class World:
                 raise Violation(promise, "some site", f"no rule expects {error!r}") from error
 
     def census(self) -> Counter[str]:
-        """How much of what a run is about there was in it."""
+        """Counts of the events of interest in the run."""
         census = Counter(self._verifier.census)
         for site in self.sites:
             census += site.census()
@@ -206,7 +206,7 @@ class World:
             self.random.choices(actions, weights)[0]()
 
     def _act(self) -> None:
-        """Let something happen while a publisher is at work."""
+        """Run a random action while a publisher is at work."""
         self._pass_time(self.random.randint(0, STEP_MS_MAX))
         self.random.choices(list(self._actions), list(self._actions.values()))[0]()
 
@@ -236,10 +236,10 @@ class World:
         self.readers.append(AtomicReader(site, self.random, self._numbers, self._pass_time))
 
     def _adapt(self, site: SimulatedSite) -> None:
-        """Let a site live in this climate."""
+        """Apply the climate to a site."""
         site.log_retention = self.climate.log_retention
         site.data_sets = None if self.publisher is None else self.publisher.data_sets
-        # What is copied from a third site comes key by key.
+        # Changes copied from a third site arrive key by key.
         site.chronicle.copies_are_whole = not self.climate.in_parts and not self._membership.loses_data
 
     # Sites that come and go
@@ -253,7 +253,7 @@ class World:
         return site
 
     def start_site(self, site: SimulatedSite) -> None:
-        """Let a site run that does not take part yet, on a disk that works for a while."""
+        """Start a site that does not take part yet, on a disk that works for a while."""
         if not site.is_up:
             site.start(disturbed=self.climate.disks_fail)
         elif self.climate.disks_fail and site.disk.fired:
@@ -274,14 +274,14 @@ class World:
         site.note("takes part")
 
     def leave(self, site: SimulatedSite) -> None:
-        """Let a site take part no longer.  The drivers of its links do not know that."""
+        """Remove a site from the world.  The drivers of its links do not know that."""
         self.sites.remove(site)
         self.readers = [reader for reader in self.readers if reader.site is not site]
         self._verifier.begin_anew()
         site.note("takes part no longer")
 
     def haunt(self, ghost: SimulatedSite) -> None:
-        """Let the links of a site that was given up run on, and its writers, as if nothing had happened."""
+        """Keep the links and the writers of a given-up site running as before."""
         incarnation = self.topology.sites[ghost.name].incarnation
         for target in self.sites:
             link = Link(ghost, target, self.network, self.climate.in_parts, incarnation)
@@ -304,7 +304,7 @@ class World:
             self._mend(site)
 
     def _mend(self, site: SimulatedSite) -> None:
-        """Let what is broken be repaired after a while, and something else break."""
+        """Schedule the repair of a site's faults, and new faults after it."""
         if not site.is_up and not site.is_restarting:
             site.is_restarting = True
             self.schedule.after(self.random.randint(1, DOWN_MS_MAX), lambda: self._restart(site))
@@ -331,7 +331,7 @@ class World:
     # The end
 
     def _end(self) -> None:
-        """Repair everything, let all links drain, and look at everything once more."""
+        """Repair everything, drain all links, and check everything once more."""
         self.network.heal()
         for site in self.sites:
             self._heal(site)
@@ -364,18 +364,18 @@ class World:
                 reader.poll()
 
     def _heal(self, site: SimulatedSite) -> None:
-        """Let a site run on a disk and under a clock that are in order."""
+        """Run a site on a working disk with a correct clock."""
         site.time.offset_ms = 0
         site.disk.heal()
         if not site.is_up:
             site.start()
-        # What failed last may only be noticed, and mended, when something is written again.
+        # The last failure may be noticed, and recovered from, only at the next write.
         with suppress(*TROUBLE):
             site.call(lambda open_site: open_site.heartbeat())
         self._catch_up_with(site)
 
     def _catch_up_with(self, site: SimulatedSite) -> None:
-        """Let time pass until a site's versions are no longer ahead of it."""
+        """Advance the time until a site's versions are no longer ahead of it."""
         ahead_ms = site.call(lambda open_site: open_site.statistics().clock_ahead_ms)
         self.time.advance(ahead_ms)
 
@@ -390,7 +390,7 @@ class World:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Let sites log nothing: a simulation makes them complain all the time."""
+    """Switch the logs of sites off, which a simulation would flood."""
     logger = logging.getLogger("floodmark")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
