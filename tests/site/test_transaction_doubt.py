@@ -150,7 +150,7 @@ class Line:
         coordinated = Coordinated(self, began, timeout=HOUR, pace=self.pace)
         watches = Watches(self.site.host)
         transaction = Transaction(
-            self.site.host, lambda: coordinated, watches, durable=True, begun=coordinated
+            self.site.host, lambda: coordinated, watches, durable=True, begun=coordinated, pace=self.pace
         )
         transaction.add(self.site.namespace("counts"), b"ada", number)
         return transaction

@@ -29,8 +29,7 @@ from floodmark.model.transaction import TransactionState
 from floodmark.model.version import Version
 
 TIMEOUT: Final = timedelta(minutes=1)
-# The number of attempts of a transaction that conflicts, and the pauses between them.
-ATTEMPTS_MAX: Final = 10
+# The first and the longest pause before a retry.
 PAUSE_MS_FIRST: Final = 10
 PAUSE_MS_MAX: Final = 1_000
 
@@ -69,7 +68,7 @@ class Coordinated:
     """A client's handle to a transaction that is open at a coordinator of the site.  For one thread."""
 
     def __init__(
-        self, transactions: Transactions, transaction: str, *, timeout: timedelta = TIMEOUT, pace: Pace = PACE
+        self, transactions: Transactions, transaction: str, *, timeout: timedelta = TIMEOUT, pace: Pace
     ) -> None:
         self.id = transaction
         self._pace = pace

@@ -6,10 +6,10 @@ then.  Each site's rewind also copies the changes above the base.
 
 The rows replace all records at or below the base, at all sites.  Three conditions follow:
 
-- The publisher must have the changes of all other sites up to the base.  - The base lies above the swap to
-the present data set, so that this data set has the older stamp.  - The other sites must first have all
-changes of the publisher.  Otherwise the rows could show them a part of an atomic batch that the link has not
-brought yet.
+- The publisher must have the changes of all other sites up to the base.
+- The base lies above the swap to the present data set, so that this data set has the older stamp.
+- The other sites must first have all changes of the publisher.  Otherwise the rows could show them a part of
+  an atomic batch that the link has not brought yet.
 
 The rows hold the newest change of each key, also if it lies above the base.  A change at or below the base
 that lost to a newer one is in no log of the publisher, so the newest below the base may be too old.

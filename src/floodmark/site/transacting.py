@@ -103,6 +103,7 @@ class TransactionCalls:
             committed=versions.saw,
             expected=versions.expected,
             timeout=timeout,
+            pace=self._pace,
             once=None if idempotency_key is None else self._begin_once(idempotency_key),
         )
 
@@ -208,7 +209,7 @@ class TransactionCalls:
             raise InvalidArgument(
                 f"name a transaction by the id in the details of CommitUnknown, not {transaction!r:.80}"
             )
-        return find_outcome(self.host, transaction)
+        return find_outcome(self.host, transaction, pace=self._pace)
 
     @property
     def transactions(self) -> Transactions:

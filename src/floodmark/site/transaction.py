@@ -43,7 +43,7 @@ from floodmark.model.partition import ReadSet
 from floodmark.model.ranges import KeyRange, after
 from floodmark.model.version import VERSION_MAX, Version
 from floodmark.site.arguments import check_range
-from floodmark.site.coordinated import PACE, TIMEOUT, Coordinated, Pace
+from floodmark.site.coordinated import TIMEOUT, Coordinated, Pace
 from floodmark.site.gathering import AnyNamespace, GatheredWrites, require_of
 from floodmark.site.idempotency import Once
 from floodmark.site.read_versions import ReadVersions
@@ -77,6 +77,7 @@ class Transaction(GatheredWrites):
         committed: Callable[[Version], None] = lambda _: None,
         expected: Callable[[], Version] | None = None,
         timeout: timedelta = TIMEOUT,
+        pace: Pace,
         once: Once | None = None,
     ) -> None:
         super().__init__("the transaction", host, bytes_max=TRANSACTION_BYTES_MAX)
@@ -98,6 +99,7 @@ class Transaction(GatheredWrites):
         # Called with the version of the commit.
         self._committed = committed
         self._timeout = timeout
+        self._pace = pace
         self._once = once
         # The id of a commit without a coordinator that got no answer; empty if there is none.
         self._doubtful = ""
@@ -334,9 +336,11 @@ class Transaction(GatheredWrites):
         if not rows:
             return None if reads is not None and reads.writes else 0
         if self._doubtful:
-            return finish_commit(self._host, self._doubtful, timeout=self._timeout)
+            return finish_commit(self._host, self._doubtful, timeout=self._timeout, pace=self._pace)
         try:
-            return commit_uncoordinated(self._host, rows, reads, durable=self._durable, timeout=self._timeout)
+            return commit_uncoordinated(
+                self._host, rows, reads, durable=self._durable, timeout=self._timeout, pace=self._pace
+            )
         except CommitUnknown as error:
             self._doubtful = str(error.details["transaction"])
             raise
@@ -376,7 +380,7 @@ def run_transaction(
     work: Callable[[Transaction], Result],
     *,
     timeout: timedelta = TIMEOUT,
-    pace: Pace = PACE,
+    pace: Pace,
     rivals: Rivals,
 ) -> Result:
     """Run work in a transaction and commit it; again after a conflict, or a restart that aborted the commit.

@@ -18,7 +18,7 @@ from floodmark.model.limits import BATCH_AGE_MS_MAX
 from floodmark.model.partition import Decision, ReadSet
 from floodmark.model.transaction import ABORTED, UNKNOWN, TransactionOutcome
 from floodmark.model.version import Version
-from floodmark.site.coordinated import PACE, Pace
+from floodmark.site.coordinated import Pace
 
 # A node settles an atomic batch that its writer has abandoned within one to two seconds.
 OUTCOME_TIMEOUT: Final = timedelta(seconds=10)
@@ -31,7 +31,7 @@ def commit_uncoordinated(
     *,
     durable: bool,
     timeout: timedelta,
-    pace: Pace = PACE,
+    pace: Pace,
 ) -> Version | None:
     """Commit qualified rows and return the version; None if the commit needs a coordinator.
 
@@ -56,7 +56,7 @@ def commit_uncoordinated(
 
 
 def find_outcome(
-    host: Host, transaction: str, *, timeout: timedelta = OUTCOME_TIMEOUT, pace: Pace = PACE
+    host: Host, transaction: str, *, timeout: timedelta = OUTCOME_TIMEOUT, pace: Pace
 ) -> TransactionOutcome:
     """The outcome of a transaction.  One that is not committed yet is refused for good.
 
@@ -70,7 +70,7 @@ def find_outcome(
             waiting.pause(error)
 
 
-def finish_commit(host: Host, transaction: str, *, timeout: timedelta, pace: Pace = PACE) -> Version:
+def finish_commit(host: Host, transaction: str, *, timeout: timedelta, pace: Pace) -> Version:
     """The version of a commit that got no answer.  Raises TransactionEnded if it was not committed."""
     unknown = CommitUnknown(
         f"what became of transaction {transaction} is not known yet, or not any more; read what it writes "
