@@ -94,3 +94,22 @@ def test_a_planner_asks_for_the_data_set_of_the_target_again_until_it_is_there(m
     mesh.step("rome", "bonn")
     copy(mesh)
     assert positions_after(mesh.plan("oslo", "bonn")) is not None
+
+
+def test_a_data_set_waits_for_a_change_that_the_source_has_above_its_watermark(mesh: Mesh) -> None:
+    publish(mesh)
+    copy(mesh)
+    mesh.step("rome", "bonn")
+    mesh.put("rome", b"ada", b"3")
+    mesh.beat("rome")
+    # Oslo has the change, which replaces a row of the data set, and has not noted the step.
+    mesh.apply("rome", "oslo", mesh.plan("rome", "oslo"))
+    mesh.beat("oslo")
+    mesh.step("oslo", "bonn")
+    copy(mesh)
+    assert shown(mesh).startswith("it waits until the changes of site 2 up to ")
+    assert dict(mesh["bonn"].namespace("users").scan(prefix=b"joan")) == {}
+    mesh.step("rome", "bonn")
+    copy(mesh)
+    assert dict(mesh["bonn"].namespace("users").scan()) == ROWS | {b"ada": b"3"}
+    assert (link(mesh).stalled, link(mesh).alarms) == (None, [])

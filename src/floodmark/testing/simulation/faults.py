@@ -429,6 +429,12 @@ PUBLISHING_FAULTS: Final[dict[str, PlantedFault]] = {
         "_find_awaited",
         _always(None),
     ),
+    "brought-uncovered": PlantedFault(
+        "a link brings a data set before changes that the source has above its watermark",
+        "floodmark.links.bringing",
+        "_find_uncovered",
+        _always(None),
+    ),
     "swap-unannounced": PlantedFault(
         "a feed passes over a data set",
         "floodmark.feed.reading.reader",
