@@ -27,8 +27,9 @@ test test-all soak: export TMPDIR := $(or $(TMPDIR),$(MEMORY),/tmp)
 test: $(STAMP) ## Run the tests: each promise and each command once, in minutes (ARGS="-k name" picks some)
 	@$(PYTEST) -n 4 --ignore tests/test_tidy.py $(ARGS)
 
+# A third of the time of these tests is waiting for servers, Java and commands.
 test-all: $(STAMP) ## Run all tests but the soaks: more ways, more examples
-	@$(PYTEST) -n 4 -m "not soak" --hypothesis-profile test-all $(ARGS)
+	@$(PYTEST) -n 5 -m "not soak" --hypothesis-profile test-all $(ARGS)
 
 check: $(STAMP) ## Check format, lint, types, layers and tidiness
 	@$(BIN)/ruff format --check

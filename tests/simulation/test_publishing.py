@@ -27,7 +27,7 @@ def assert_promises_hold(seeds: range) -> None:
     assert failure is None, f"\n{failure}"
 
 
-@pytest.mark.parametrize("first", only([0], range(0, SEEDS, GROUP)))
+@pytest.mark.parametrize("first", only([2], range(0, SEEDS, GROUP)))
 def test_every_promise_holds_across_swaps(first: int) -> None:
     assert_promises_hold(range(first, first + GROUP))
 
@@ -38,7 +38,9 @@ def test_every_promise_holds_across_swaps_in_a_hundred_worlds(first: int) -> Non
     assert_promises_hold(range(first, first + SOAK_GROUP))
 
 
-@pytest.mark.parametrize("fault", PUBLISHING_FAULTS)
+@pytest.mark.parametrize(
+    "fault", only(("replay-late", "brought-early", "brought-uncovered"), PUBLISHING_FAULTS)
+)
 def test_the_simulation_finds_a_planted_fault_of_publishing(fault: str) -> None:
     """The known seed is replayed first.  If a change has made it another history, a search follows."""
     failure = first_failure([KNOWN_SEEDS.get(fault, 1), *range(SEEDS_MAX)], fault=fault, publishes=True)

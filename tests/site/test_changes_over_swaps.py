@@ -54,6 +54,28 @@ def test_a_difference_has_what_a_data_set_changed_and_nothing_else(site: Site) -
     assert not any(change.snapshot for change in changes)
 
 
+def test_a_difference_is_the_same_before_and_after_the_clock_was_set_back(
+    site: Site, time: SimulatedTime
+) -> None:
+    users = site.create_namespace("users")
+    base = users.put(b"gone", b"1")
+    kept = users.put(b"kept", b"1", ttl=timedelta(seconds=10))
+    time.advance(20_000)
+    site.generations.publish("users", {b"new": b"2"}, base=base)
+
+    def read() -> list[tuple[ChangeType, bytes, bytes | None]]:
+        return [told(change) for change in site.changes("users", since=kept, on_generation="difference")]
+
+    before = read()
+    time.advance(-HOUR_MS)
+    assert users.get(b"kept") == b"1"
+    assert read() == before == [(GENERATION, b"", None), (DELETE, b"gone", None), (UPSERT, b"new", b"2")]
+    time.advance(HOUR_MS)
+    site.heartbeat()
+    site.collect_garbage()
+    assert read() == [*before, (DELETE, b"kept", None)]
+
+
 def test_a_snapshot_has_the_whole_data_set_and_says_so_with_its_marker(site: Site) -> None:
     users = site.create_namespace("users")
     before = users.put_many({b"gone": b"1", b"same": b"1"})

@@ -133,7 +133,8 @@ def difference(
 ) -> Iterator[ChangeBatch]:
     """The puts and deletes that turn the records before a swap into those after it, in key order.
 
-    `old` includes dead records.  An expired one is deleted, because its expiry may not have been delivered.
+    Both include dead records: whether a record has expired would depend on the clock of the reading, if the
+    clock was set back.  An expired record of both is no difference; its expiry is a change of its own.
 
     The stamp of these changes is just above the base of the data set: above all stamps that it replaces, and
     below those of later writes of other sites, which may arrive later.
@@ -142,8 +143,7 @@ def difference(
     stamp = Stamp(swap.stamped, swap.origin or site_id)
     for user_key, before, after in _aligned(_rows(old), _rows(new)):
         key, passed = prefix + user_key, passed + 1
-        earlier = None if before is None or before[3][-1] & DELETED else _unstamped(before[3])
-        later = None if after is None else _unstamped(after[3])
+        earlier, later = _without_deletion(before), _without_deletion(after)
         if later != earlier:
             partition = (after or before or _NONE)[2]
             row = user_key, swap.version, partition, b""
@@ -168,7 +168,7 @@ def cross(
         if place.way is OnGeneration.SNAPSHOT:
             yield from all_records(request, swap, scan(left, swap.version))
         else:
-            old, new = scan(left, swap.version - 1, dead=True), scan(left, swap.version)
+            old, new = (scan(left, at, dead=True) for at in (swap.version - 1, swap.version))
             yield from difference(request, swap, old, new, site_id)
     yield ChangeBatch(through=swap.version, way=Way.SNAPSHOT)
 
@@ -192,6 +192,11 @@ def _aligned(old: Iterator[_Row], new: Iterator[_Row]) -> Iterator[tuple[bytes, 
 def _rows(pages: Iterable[pyarrow.RecordBatch]) -> Iterator[_Row]:
     for page in pages:
         yield from zip(*(column.to_pylist() for column in page.columns), strict=True)
+
+
+def _without_deletion(row: _Row | None) -> bytes | None:
+    """The record of a row without its stamp; None if there is none, or if it is a deletion."""
+    return None if row is None or row[3][-1] & DELETED else _unstamped(row[3])
 
 
 def _unstamped(stored: bytes) -> bytes:
