@@ -82,7 +82,7 @@ bench-nodes: $(STAMP) ## Measure nodes on PostgreSQL beside a plain psycopg prog
 	@$(BIN)/python benchmarks/nodes.py $(ARGS)
 
 # Each test is given out alone: a module may have ten thousand histories.
-soak: $(STAMP) ## Run the tests that take minutes, two at a time: over ten hours of processor time
+soak: $(STAMP) ## Run the tests that take minutes, two at a time: about six hours of processor time
 	@$(PYTEST) --dist load --maxschedchunk 1 -n 2 -m soak --hypothesis-profile soak -o faulthandler_timeout=7200 $(ARGS)
 
 clean: ## Remove .venv, caches and build results

@@ -8,7 +8,7 @@ from tests.sizes import only
 from floodmark.testing.simulation import PUBLISHING_FAULTS, World, first_failure
 
 SEEDS = 20
-SOAK_SEEDS = 2_000
+SOAK_SEEDS = 1_000
 GROUP = 2
 SOAK_GROUP = 100
 SEEDS_MAX = 50

@@ -15,7 +15,7 @@ from floodmark.testing.simulation.world import STEPS
 
 SEEDS = 100
 SHORT_STEPS = 60
-SOAK_SEEDS = 10_000
+SOAK_SEEDS = 5_000
 GROUP = 10
 SOAK_GROUP = 100
 

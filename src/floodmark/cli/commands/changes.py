@@ -81,9 +81,7 @@ def changes(
         Version | None, "VERSION|TIME", "Only changes up to this, inclusive; up to the present by default."
     ] = None,
     follow: Annotated[bool, "Wait for more, until --until is reached or Ctrl-C is pressed."] = False,
-    before_images: Annotated[
-        bool, "Show before-images: an update is two lines, and a delete has the deleted value."
-    ] = False,
+    before_images: Annotated[bool, "Show values from before: an update is two lines."] = False,
     resolved: Annotated[
         bool,
         "Add lines of type `resolved`: all changes up to their position were printed; pass it to --since.",

@@ -124,9 +124,7 @@ def serve(
     nodes: NodeOptions,
     resp: RespOptions,
     pages: PageOptions,
-    site: Annotated[
-        str | None, "NAME", "The site's name; the site is made if the directory is empty."
-    ] = None,
+    site: Annotated[str | None, "NAME", "The site's name; it is made in an empty directory."] = None,
     id: SiteId = None,
     listen: Annotated[str, "HOST:PORT", "Where to listen; port 0 takes any that is free."] = "127.0.0.1:7100",
     log_level: Annotated[str, "LEVEL", "debug, info, warning or error."] = "info",
